@@ -527,7 +527,8 @@ fn networks_with_the_same_addresses_are_apart_on_one_nic(#[case] first: [u32; 2]
     let uplinks = [
         format!("uplink = \"{VXLAN}\"\nmode = \"auto\"\nunderlay = \"{NIC}\"\n"),
         format!(
-            "uplink = \"vx200\"\nmode = \"auto\"\nunderlay = \"{NIC}\"\nunderlay-start-queue = {}\n",
+            "uplink = \"vx200\"\nmode = \"auto\"\nunderlay = \"{NIC}\"\nunderlay-start-queue = {}\n\
+             drop-unknown-senders = true\n",
             first[1]
         ),
         format!("uplink = \"{NIC}\"\nstart-queue = {}\n", queues - 1),
@@ -547,11 +548,12 @@ fn networks_with_the_same_addresses_are_apart_on_one_nic(#[case] first: [u32; 2]
     let wire = PacketPort::open(&other.netns, NIC);
     let local: IpAddr = host.address().parse().expect("an address");
     let ends = [host.nic_mac(), other.nic_mac()].concat();
-    let send = |vni, frame: &[u8], flow: u16| {
+    let packet = |vni, frame: &[u8], flow: u16| {
         let mut packet = [&ends[..], &vxlan(local, vni, frame)[12..]].concat();
         packet[34..36].copy_from_slice(&(50_000 + flow).to_be_bytes());
-        wire.send(&packet);
+        packet
     };
+    let send = |vni, frame: &[u8], flow: u16| wire.send(&packet(vni, frame, flow));
     let redirected = || ["lan0", "lan1", "lan2"].map(|name| daemon.network_counter(name, "redirected"));
     let mut flows = 0..;
     // Until each has received frames by its queue; none ever receives another one's.
@@ -599,6 +601,19 @@ fn networks_with_the_same_addresses_are_apart_on_one_nic(#[case] first: [u32; 2]
         [0, 1, 2].map(|number| after[number] - before[number]) == [1, 1, 0]
     });
     assert!(are_sent, "{:#}", daemon.status());
+    // One leaves the underlay: packets for it from any sender are the kernel's.
+    let own = "uplink = \"vx200\"\nmode = \"auto\"\n";
+    daemon.reload_with(&tables.concat().replace(&uplinks[1], own));
+    let arrives = wait::until(wait::SOON, || {
+        let sent = once(mac(0), mac(2), 100);
+        let mut unknown = packet(200, &sent, flows.next().expect("endless"));
+        unknown[29] = 77;
+        sum_ipv4(&mut unknown);
+        wire.send(&unknown);
+        guests[1].receive(wait::QUIET) == Some(sent)
+    });
+    assert!(arrives, "{:#}", daemon.status());
+    daemon.reload_with(&tables.concat());
     // The network that opened the underlay ends. Some frames may be lost until the other one has opened it.
     daemon.reload_with(&tables[1..].concat());
     let goes_on = wait::until(wait::SOON, || {

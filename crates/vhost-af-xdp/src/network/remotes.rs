@@ -144,6 +144,11 @@ impl Follower {
         Ok(follower)
     }
 
+    /// Name of the vxlan device, if packets for it from unknown hosts are dropped.
+    pub(super) fn drops_for(&self) -> Option<&str> {
+        self.takes_all_listed.then_some(&self.vxlan.name)
+    }
+
     /// Applies pending changes; returns whether [`Self::vteps`] is another one.
     pub(super) fn follow(&mut self) -> bool {
         let (index, underlay) = (self.vxlan.tunnel.device, self.underlay.0);

@@ -29,8 +29,7 @@ use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::Steering;
 use common::lock::Locked;
-use dataplane::fdb::UnderlayOf;
-use dataplane::fdb::{Fdb, PortMark, PortNumber};
+use dataplane::fdb::{Fdb, PortMark, PortNumber, UnderlayOf};
 use dataplane::lane::role::Role;
 use host::links::routes::TableChanges;
 use model::events::What;
@@ -382,9 +381,12 @@ impl Network {
                 .map(|&station| StationChange { station, port: None })
                 .collect();
             if let Some(interface) = shared.interface.upgrade() {
-                let _ = interface
-                    .steering
-                    .set_tunnel_stations(shared.number.into(), &gone);
+                let (steering, number) = (&interface.steering, shared.number.into());
+                let _ = steering.set_tunnel_stations(number, &gone);
+                // Packets of unknown senders are the kernel's again.
+                if let Some(device) = underlay.follower.as_ref().and_then(Follower::drops_for) {
+                    let _ = steering.tunnel(number, device);
+                }
             }
         }
         underlay.follower = None;
