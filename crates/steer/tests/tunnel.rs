@@ -259,7 +259,7 @@ const DISGUISES_OF_IPV6: [Change; 4] = [
 /// Changes by which a packet hides what it is for, as no sender does.
 const HIDDEN_IPV4: [Change; 3] = [
     ("many tags", |sent| {
-        drop(sent.splice(12..12, [0x81, 0, 0, 0].repeat(4)))
+        drop(sent.splice(12..12, [0x81, 0, 0, 0].repeat(4)));
     }),
     ("shortest first fragment", |sent| {
         sent[16..18].copy_from_slice(&28u16.to_be_bytes());
