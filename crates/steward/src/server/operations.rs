@@ -164,8 +164,8 @@ operations! { server, number, request;
         "requests"
     ] => server.tunnel(number, *share, device);
     TunnelStations { share, changes } [
-        "policy; the network on the device has them"
-        "whose frames the network gets"
+        "the device's network has them"
+        "whose frames it gets"
         "`TunnelStations`"
         "1,024 a network"
     ] => server.change_stations(number, *share, changes);
