@@ -2,8 +2,7 @@
 //!
 //! A claim's file is written before its first port is added and removed after its last port is gone, so a driver that is
 //! killed at any moment finds all that it must finish or undo. A file is replaced as a whole (rename(2)) and synchronized
-//! before, so a power failure leaves the old or the new one. A file that cannot be read keeps its claim's ports from being removed as
-//! nobody's.
+//! before, so a power failure leaves the old or the new one. While a file cannot be read, the ports of its claim stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

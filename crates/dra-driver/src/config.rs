@@ -83,7 +83,7 @@ pub(crate) enum ConfigError {
     #[error("adminAccess is for programs that watch devices, and has no port: remove it")]
     AdminAccess,
     #[error(
-        "the allocation has queues = {0:?}, which is no number: delete the pod, so that it is allocated anew"
+        "the allocation has queues = {0:?}, which is no number: delete the pod, so that it is allocated again"
     )]
     Capacity(String),
     #[error(

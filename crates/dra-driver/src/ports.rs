@@ -40,7 +40,7 @@ pub(crate) struct Claim {
 pub(crate) enum PortsError {
     #[error(
         "request {request}: device {device} is no network of the daemon any more (it has: {networks}): add the network \
-             again, or delete the pod, so that the claim is allocated anew"
+             again, or delete the pod, so that the claim is allocated again"
     )]
     NoNetwork {
         request: String,
@@ -88,7 +88,7 @@ impl Ports {
                 self.establish(&known)?;
                 return Ok(known);
             }
-            // It was allocated anew, and kubelet forgot to release it.
+            // It was allocated again, and kubelet did not release it before.
             self.release(uid)?;
         }
         let checkpoint = self.plan(claim)?;

@@ -245,7 +245,7 @@ fn claim_may_have_several_requests_shares_and_networks() {
                 .is_some_and(|all| all.len() == 3 && all.iter().all(|it| it["shareID"].is_string()))
         });
 
-        // Kubelet did not see that it was allocated anew.
+        // Kubelet did not see that it was allocated again.
         scene
             .cluster
             .allocate_again(&claim, &[("b", "lan", 1, None)], &[]);

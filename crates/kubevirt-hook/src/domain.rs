@@ -1,7 +1,7 @@
 //! Adds vhost-user interfaces to a domain of libvirt (<https://libvirt.org/formatdomain.html>).
 //!
 //! The text is changed at a few places only, so what KubeVirt and other sidecars wrote stays as it is, with elements and
-//! namespaces that this program does not know. Each change parses the text anew: a domain has some kilobytes.
+//! namespaces that this program does not know. Each change parses the text again: a domain has some kilobytes.
 
 use std::fmt::Write as _;
 use std::ops::Range;

@@ -25,8 +25,8 @@ pub(crate) struct MetadataReader<'a> {
     pub(crate) layouts: &'a Layouts,
     pub(crate) expected: HintSet,
     pub(crate) seen: &'a SeenHints,
-    /// The program may have removed headers before the frame: it is behind them then, in zero-copy mode. Nobody else can
-    /// write metadata there: its last byte is not 0, and that of the headers is.
+    /// The program may have removed outer headers. In zero-copy mode the frame then starts behind them. Only the program
+    /// can have written metadata there: the last byte of an id is not 0, and the last byte of the headers is.
     pub(crate) decapsulated: bool,
 }
 

@@ -31,13 +31,13 @@ pub(crate) enum ClaimError {
     Cluster(#[from] kube::Error),
     #[error("the claim is gone, or another one has its name now: delete the pod")]
     Gone,
-    #[error("the claim has no device of this node and driver: delete the pod, so that it is scheduled anew")]
+    #[error("the claim has no device of this node and driver: delete the pod, so that it is scheduled again")]
     NotAllocated,
     #[error("request {request}: {source}")]
     Config { request: String, source: ConfigError },
 }
 
-/// A device of a claim for which the status is to be reported.
+/// The status of a device of a claim, to report.
 pub(crate) struct Outcome {
     device: Allocated,
     /// Addresses, and what this driver knows of it; none: it failed.

@@ -30,7 +30,7 @@ impl<N: Lent> UplinkLane<N> {
             bytes = ethernet::with_tag(&bytes, (proto, tci));
         }
         let Head { to, tags, .. } = ethernet::head(&bytes);
-        // Without a mark it is of the network that has no others beside it.
+        // A frame without a mark belongs to the only network of the queue.
         let (share, forwarding) = match (&self.sharing, hints.port) {
             (None, _) => (0, &self.forwarding),
             (Some(sharing), None) if sharing.is_empty() => (0, &self.forwarding),
