@@ -14,6 +14,7 @@
 //! time for which the CPU was idle, and how many frames the interface `va` has sent for each that the guests sent. With
 //! COST_UNDERLAY, what this interface has sent; and how many frames passed `va`, where the kernel encapsulates. It counts
 //! until the CPU was busy for COST_TICKS ticks of 10 ms, 40 unless that is set. COST_MTU: what GSO packets are for.
+//! COST_CARRIER: the NIC that has to have sent a round of `gso`. Others may be faster than it, and their packets dropped.
 //!
 //! Theory of operation. A round shows the device a batch of each guest, and waits until it is done with all of them:
 //! from the guest, until the buffers are back; to a guest, until the frames are there, [`MOST_UNDER_WAY`] at once. It
@@ -67,6 +68,8 @@ const SOCKET_BYTES: usize = 4 << 20;
 const START: Duration = Duration::from_millis(100);
 /// Until a NIC is up again that got an XDP program.
 const START_NIC: Duration = Duration::from_secs(5);
+/// How often it is looked whether the carrier has sent a round.
+const CARRIER_LOOKS: Duration = Duration::from_micros(200);
 /// What is not counted: so many rounds, or frames if those are fewer. The daemon looks at idle guests for 256 rounds.
 const WARM_UP_ROUNDS: usize = 600;
 const WARM_UP_FRAMES: usize = 50_000;
@@ -319,18 +322,21 @@ fn ticks() -> [u64; 2] {
     [fields[3] + fields[4], fields.iter().sum()]
 }
 
+/// A counter of an interface.
+fn count(interface: &str, counter: &str) -> u64 {
+    let path = format!("/sys/class/net/{interface}/statistics/{counter}");
+    let count = std::fs::read_to_string(path).expect("an interface");
+    count.trim().parse().expect("a number")
+}
+
 /// Frames that the NIC under test has sent, and those that passed the device in whose place it is used.
 fn passed() -> [u64; 2] {
-    let count = |interface: &str, way: &str| -> u64 {
-        let path = format!("/sys/class/net/{interface}/statistics/{way}_packets");
-        let count = std::fs::read_to_string(path).expect("an interface");
-        count.trim().parse().expect("a number")
-    };
     match std::env::var("COST_UNDERLAY") {
         Ok(underlay) if !underlay.is_empty() => {
-            [count(&underlay, "tx"), count("va", "tx") + count("va", "rx")]
+            let [out, back] = ["tx_packets", "rx_packets"].map(|way| count("va", way));
+            [count(&underlay, "tx_packets"), out + back]
         }
-        _ => [count("va", "tx"), 0],
+        _ => [count("va", "tx_packets"), 0],
     }
 }
 
@@ -547,9 +553,19 @@ fn main() {
             }
         }
         ("from-guest" | "gso", guests) => {
+            let carrier = std::env::var("COST_CARRIER").unwrap_or_default();
+            let carried = || match carrier.as_str() {
+                "" => u64::MAX,
+                carrier => count(carrier, "tx_bytes"),
+            };
+            let mut bytes = carried();
             measure(frames, rounds, || {
                 guests.iter_mut().for_each(|guest| guest.send.show(batch));
                 guests.iter_mut().for_each(|guest| guest.send.wait(batch));
+                bytes = bytes.saturating_add((frames * size) as u64);
+                while carried() < bytes {
+                    std::thread::sleep(CARRIER_LOOKS);
+                }
             });
         }
         ("guest-to-guest", [from, to]) => {
