@@ -18,12 +18,15 @@
 //!   contains another final destination.
 //!
 //! A GSO packet that is no longer than one segment is one segment.
+//!
+//! Segments may leave through a tunnel ([`Plan::in_tunnel`]): each then has the tunnel's headers before its own.
 
 use std::ops::Range;
 
 use crate::checksum::{ChecksumAt, OutOfFrame, Sum};
 use crate::fields::{ipv4, ipv6, tcp, udp};
 use crate::layers::{self, Ip, Layers, Transport};
+use crate::tunnel::Outer;
 use crate::{HEADERS_MAX, be16, be32, put16};
 
 mod request;
@@ -111,6 +114,16 @@ pub struct Plan {
     /// Sum of the pseudo-header without the length.
     pseudo_sum: Sum,
     sequence: u32,
+    tunnel: Option<Tunnel>,
+}
+
+/// The headers in front of all segments.
+#[derive(Debug, Clone)]
+struct Tunnel {
+    outer: Outer,
+    flow: u16,
+    /// Identification of the first segment's packet.
+    id: u16,
 }
 
 impl Plan {
@@ -151,13 +164,28 @@ impl Plan {
             // The complement subtracts.
             pseudo_sum: Sum::default().add_word(checksum).add_u32(!old_len),
             sequence,
+            tunnel: None,
         })
+    }
+
+    /// The same segments in a tunnel; `flow` and `id`: see [`Outer::headers`], `id` of the first segment.
+    #[must_use]
+    pub fn in_tunnel(mut self, outer: Outer, flow: u16, id: u16) -> Self {
+        self.tunnel = Some(Tunnel { outer, flow, id });
+        self
+    }
+
+    /// Bytes of the tunnel's headers in front of each segment; 0 without one.
+    #[must_use]
+    #[inline]
+    pub fn outer_len(&self) -> usize {
+        self.tunnel.as_ref().map_or(0, |tunnel| tunnel.outer.len())
     }
 
     /// Bytes of headers before each segment's payload.
     #[inline]
     pub fn header_len(&self) -> usize {
-        self.layers.payload.into()
+        self.outer_len() + usize::from(self.layers.payload)
     }
 
     /// Number of segments; at least one.
@@ -170,7 +198,7 @@ impl Plan {
     #[inline]
     pub fn segment_bytes_max(&self) -> u32 {
         let payload = self.payload(0);
-        u32::from(self.layers.payload) + (payload.end - payload.start)
+        self.header_len() as u32 + (payload.end - payload.start)
     }
 
     /// The range of a segment's payload in the GSO packet.
@@ -188,7 +216,11 @@ impl Plan {
     /// Where the transport checksum of a segment is.
     #[inline]
     pub fn checksum_at(&self) -> ChecksumAt {
-        self.layers.checksum_at()
+        let at = self.layers.checksum_at();
+        ChecksumAt {
+            start: at.start + self.outer_len() as u16,
+            ..at
+        }
     }
 
     /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum
@@ -198,8 +230,21 @@ impl Plan {
     /// If there is no such segment, or `out` is too short.
     #[inline]
     pub fn write_header(&self, index: u32, out: &mut [u8]) {
+        let (outer, own) = out.split_at_mut(self.outer_len());
+        self.write_own_header(index, own);
+        if let Some(Tunnel { outer: of, flow, id }) = &self.tunnel {
+            let payload = self.payload(index);
+            let len = u32::from(self.layers.payload) + (payload.end - payload.start);
+            // It fits, as the GSO packet does.
+            let headers = of.headers(own, len as u16, *flow, id.wrapping_add(index as u16));
+            outer.copy_from_slice(headers.as_ref());
+        }
+    }
+
+    #[inline]
+    fn write_own_header(&self, index: u32, out: &mut [u8]) {
         let payload = self.payload(index);
-        let header_len = self.header_len();
+        let header_len = usize::from(self.layers.payload);
         let out = &mut out[..header_len];
         out.copy_from_slice(&self.template[..header_len]);
         let (ip, transport) = (usize::from(self.layers.ip), usize::from(self.layers.transport));

@@ -28,6 +28,7 @@ use device::pair::{Cursor, Sending};
 use packet::HEADERS_MAX;
 use packet::ethernet;
 use packet::segment::{Gso, GsoKind, Plan, Request};
+use packet::tunnel::Outer;
 use rustix::io::Errno;
 use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
@@ -173,14 +174,7 @@ impl<N: Nic> Sink for NicSink<'_, N> {
                 _ => self.copy_asking(frame, budget),
             },
         };
-        match taken {
-            Some(()) => Put::Done,
-            None => {
-                // The frame needs more chunks than are free, or more than the ring has room for: it is retried later.
-                self.counters.from_guest_waits.add(1);
-                Put::NoRoom
-            }
-        }
+        self.result(taken)
     }
 
     #[inline]
@@ -204,6 +198,36 @@ impl<'a, N: Nic> NicSink<'a, N> {
             ring,
             is_kicked: false,
         }
+    }
+
+    /// The result of an attempt to send a frame.
+    #[inline]
+    fn result(&self, taken: Option<()>) -> Put {
+        match taken {
+            Some(()) => Put::Done,
+            None => {
+                // The frame needs more chunks than are free, or more than the ring has room for: it is retried later.
+                self.counters.from_guest_waits.add(1);
+                Put::NoRoom
+            }
+        }
+    }
+
+    /// Whether a GSO packet may be segmented for a tunnel: where the kernel copies, its own segmentation costs less.
+    #[inline]
+    pub(crate) fn segments_for_tunnels(&self) -> bool {
+        self.queue.sends.zero_copy
+    }
+
+    /// Sends the segments of a GSO packet, each behind the headers of a tunnel; see [`Plan::in_tunnel`].
+    pub(crate) fn put_segments(
+        &mut self,
+        (frame, gso): (GuestFrame<'_>, Gso),
+        tunnel: (&Outer, u16, u16),
+        budget: &mut Budget,
+    ) -> Put {
+        let taken = self.segment(frame, gso, Some(tunnel), budget);
+        self.result(taken)
     }
 
     /// Publishes queued frames, and kicks the kernel.
@@ -363,7 +387,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             Request {
                 gso: Some(gso),
                 csum: Some(_),
-            } => self.segment(frame, gso, budget),
+            } => self.segment(frame, gso, None, budget),
             Request { csum: Some(at), .. } => {
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
@@ -420,8 +444,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
     }
 
     /// Segments a GSO packet, all of it at once unless it has very many segments; `None`: there is no room for that
-    /// now.
-    fn segment(&mut self, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) -> Option<()> {
+    /// now. `tunnel`: see [`Self::put_segments`].
+    fn segment(
+        &mut self,
+        frame: GuestFrame<'_>,
+        gso: Gso,
+        tunnel: Option<(&Outer, u16, u16)>,
+        budget: &mut Budget,
+    ) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
         let frame = GuestFrame {
             frame_limit: frame.frame_limit.min(self.queue.frame_limit),
@@ -430,7 +460,9 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {
             return Some(());
         };
-        if self.queue.send_tap.is_some() {
+        if let Some((outer, flow, id)) = tunnel {
+            packet.plan = packet.plan.in_tunnel(outer.clone(), flow, id);
+        } else if self.queue.send_tap.is_some() {
             match self.send_unsegmented(
                 frame.headed(&headers[..packet.plan.header_len()]),
                 &packet.plan,
@@ -566,7 +598,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             return;
         };
         let mut next = self.transmit.rest.next;
-        let first = plan.payload(next).start as usize - plan.header_len();
+        let first = (plan.payload(next).start - plan.payload(0).start) as usize;
         let payload = std::mem::take(&mut self.transmit.rest.payload);
         let mut source = &payload[first..];
         if let Some(mut segmenter) = self.segmenter(&plan) {
@@ -590,10 +622,15 @@ impl<'a, N: Nic> NicSink<'a, N> {
             self.counters.from_guest_rest_of_super_frame.add(1);
             return 0;
         }
+        let outer_len = self.transmit.rest.plan.as_ref().map_or(0, Plan::outer_len);
         self.build_rest(budget);
-        let tally = &budget.tally;
+        let tally = &mut budget.tally;
         if tally.frames == 0 {
             self.counters.from_guest_waits.add(1);
+        }
+        if outer_len > 0 {
+            tally.bytes -= tally.frames * outer_len as u64;
+            self.counters.from_guest_encapsulated.add(tally.frames);
         }
         tally.count(self.counters);
         let sent = usize::try_from(tally.frames).unwrap_or(usize::MAX);

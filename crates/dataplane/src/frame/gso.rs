@@ -155,7 +155,7 @@ impl Remainder {
 
     /// Copies a GSO packet.
     pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
-        let bytes = frame.sending.len as usize - packet.plan.header_len();
+        let bytes = (frame.sending.len - packet.plan.payload(0).start) as usize;
         self.payload.resize(bytes, 0);
         frame.read(packet.payload, &mut self.payload);
         self.next = 0;
@@ -281,7 +281,11 @@ impl Builder<'_> {
         if let Some(bytes) = self.bytes(first) {
             plan.write_header(index, bytes);
         }
-        self.checksum(first, plan.checksum_at());
+        match plan.outer_len() {
+            0 => self.checksum(first, plan.checksum_at()),
+            // The NIC would compute that of the outer headers.
+            _ => self.complete(first, plan.checksum_at()),
+        }
     }
 
     /// Builds a frame of `len` bytes as they are in `source`, and completes its checksum.

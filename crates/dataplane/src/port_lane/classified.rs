@@ -5,7 +5,7 @@ use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::ethernet::{self, ADDRESS_BYTES, Tags};
 use packet::ethertype::ARP;
-use packet::segment::{Malformed, Request};
+use packet::segment::{Gso, Malformed, Request};
 use packet::word;
 use virtqueue::{Buffer, Chain};
 
@@ -93,14 +93,22 @@ impl Classified {
         self.vlan == 0 && (word(head, ADDRESS_BYTES) == Some(ARP) || head.starts_with(&[0x33, 0x33, 0xff]))
     }
 
-    /// Whether its frame is no GSO packet and, with the tag of its VLAN, not longer than this.
+    /// Whether a frame of `len` bytes with the tag of its VLAN is not longer than this.
     #[inline]
-    pub(super) fn fits(&self, longest: u32) -> bool {
+    pub(super) fn fits(&self, len: u32, longest: u32) -> bool {
         let tag = match self.retag(true) {
             Retag::Insert(_) => ethernet::TAG_BYTES as u32,
             Retag::Keep | Retag::Remove => 0,
         };
-        self.sending.request.gso.is_none() && self.sending.len + tag <= longest
+        len + tag <= longest
+    }
+
+    /// Whether no segment of a GSO packet with the tag of its VLAN is longer than this; false also if its headers
+    /// contradict the request.
+    #[inline(never)]
+    pub(super) fn segments_fit(&self, gso: Gso, vring: &Vring, buffers: &[Buffer], longest: u32) -> bool {
+        let plan = self.any_frame(vring, buffers).plan(gso, &mut [0; HEADERS_MAX]);
+        plan.is_ok_and(|plan| self.fits(plan.segment_bytes_max(), longest))
     }
 
     /// Whether a tag can be removed or inserted so that the guest's requests stay inside the frame: a tagged frame has

@@ -200,14 +200,22 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.has_rest() {
             return true;
         }
-        if self.transmit.has_rest() {
+        let flow = self.flow();
+        let uplink = (self.forwarding.uplink(flow), &mut self.transmit);
+        let underlay = (self.forwarding.underlay(flow), &mut self.underlay.transmit);
+        // At most one has some: frames behind it wait.
+        for (place, transmit) in [uplink, underlay] {
+            if !transmit.has_rest() {
+                continue;
+            }
             let mut budget = self.sender.budget();
-            let sent = self.with_uplink(siblings, |sink| {
+            let queue = place.map_or(Uplink::None, |at| siblings.uplink(at));
+            let sent = send_by(queue, (&mut *transmit, &self.counters), |sink| {
                 sink.send_rest(&mut budget);
                 sink.note_wait(sink.has_rest());
             });
             if sent == Sent::NoQueue {
-                self.transmit.lose(&self.counters);
+                transmit.lose(&self.counters);
             }
             self.is_locked_out = sent == Sent::Busy;
             self.sender.charge(&budget);
@@ -241,7 +249,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Part of a GSO packet waits to be sent.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
-        self.own.has_rest() || self.transmit.has_rest()
+        self.own.has_rest() || self.transmit.has_rest() || self.underlay.transmit.has_rest()
     }
 
     /// Sends a run of frames to the uplink; frames without room wait. `unsent`: the counter of frames for which

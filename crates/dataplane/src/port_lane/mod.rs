@@ -569,6 +569,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         lane.from_guest.call.leave();
         rx.vring.call.leave();
         lane.transmit.lose(&lane.counters);
+        lane.underlay.transmit.lose(&lane.counters);
         lane.counters.to_guest_queue_stopped.add(rx.pending.frames());
         rx.limit = None;
         let queue = lane.own.stop(&mut lane.from_guest, &mut rx);

@@ -2,10 +2,11 @@
 //! and the kernel can send all of them. Frames that need nothing but headers leave by a queue of the NIC below instead, the
 //! underlay: the worker writes the headers of the VTEP that the FDB names ([`crate::fdb::remotes`]).
 //!
-//! All others take the way of frames to unknown addresses: GSO packets, frames that are too long for the underlay with
-//! these headers, frames of taps, and one frame whenever the kernel has to confirm the next hop. Frames of a flow must not
-//! overtake each other. So the kernel sends the frames in the underlay's ring before one leaves by the uplink, and frames
-//! behind a GSO packet leave by the uplink, too, until none has done so for a while.
+//! All others take the way of frames to unknown addresses: GSO packets where the kernel copies frames of the socket, frames
+//! that are too long for the underlay with these headers, frames of taps, and one frame whenever the kernel has to confirm
+//! the next hop. Frames of a flow must not overtake each other. So the kernel sends the frames in the underlay's ring before
+//! one leaves by the uplink, and frames behind a GSO packet there leave by the uplink, too, until none has done so for a
+//! while. A NIC that reads frames by DMA gets the segments of GSO packets, each with headers of its own.
 //!
 //! The checked bytes of a frame are those inside the tunnel, as on the uplink. Requested checksums are completed here: the
 //! NIC would compute that of the outer headers.
@@ -70,20 +71,33 @@ impl Encapsulation<'_> {
     // Inlined, as `Outer::headers` is, so that the headers are written once, not moved to the caller.
     #[inline(always)]
     fn headers(&mut self, head: &[u8], len: u32) -> Headers {
-        *self.id = self.id.wrapping_add(1);
-        let flow = match head.first_chunk() {
-            Some(start) => Flow::of(start),
-            None => {
-                let mut start = [0; FLOW_BYTES];
-                start[..head.len()].copy_from_slice(head);
-                Flow::of(&start)
-            }
-        };
+        let id = self.take_ids(1);
         // The frame is not longer than LONGEST.
         #[allow(clippy::cast_possible_truncation)]
-        let (len, flow) = (len as u16, flow.spread(SOURCE_PORTS) as u16);
-        self.outer.headers(head, len, flow, *self.id)
+        self.outer.headers(head, len as u16, flow_of(head), id)
     }
+
+    /// Identifications of so many packets; returns the first.
+    #[inline]
+    fn take_ids(&mut self, packets: u16) -> u16 {
+        let first = self.id.wrapping_add(1);
+        *self.id = self.id.wrapping_add(packets);
+        first
+    }
+}
+
+/// The number of the flow for the UDP source port of a frame with this head.
+#[inline(always)]
+fn flow_of(head: &[u8]) -> u16 {
+    let flow = match head.first_chunk() {
+        Some(start) => Flow::of(start),
+        None => {
+            let mut start = [0; FLOW_BYTES];
+            start[..head.len()].copy_from_slice(head);
+            Flow::of(&start)
+        }
+    };
+    flow.spread(SOURCE_PORTS) as u16
 }
 
 /// A queue of the underlay as a sink of frames to a VTEP.
@@ -102,6 +116,13 @@ impl Sink for ToVtep<'_, '_> {
         let Some(frame) = frame else {
             return self.sink.put(chain, None, budget);
         };
+        if let Some(gso) = frame.sending.request.gso {
+            // No more than these; they wrap around.
+            let segments = frame.sending.len / u32::from(gso.size) + 1;
+            let id = self.encapsulation.take_ids(segments as u16);
+            let tunnel = (self.encapsulation.outer, flow_of(frame.head), id);
+            return self.sink.put_segments((frame, gso), tunnel, budget);
+        }
         let headers = self.encapsulation.headers(frame.head, frame.sending.len);
         let whole = Encapsulated::new(frame, headers.as_ref());
         self.sink.put(chain, Some(whole.frame(frame)), budget)
@@ -109,7 +130,7 @@ impl Sink for ToVtep<'_, '_> {
 
     #[inline]
     fn has_rest(&self) -> bool {
-        false
+        self.sink.has_rest()
     }
 }
 
@@ -144,7 +165,7 @@ impl<O: OwnQueue> PortLane<O> {
         let vtep = self.forwarding.fdb.vtep(to);
         let confirmed = vtep.filter(|vtep| *is_sent && !is_gso && vtep.take_confirm());
         let confirmed = confirmed.map(Arc::clone);
-        if !is_gso && confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
+        if confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
             return;
         }
         self.kick_underlay(batch.siblings);
@@ -192,7 +213,16 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let longest = sink.longest().min(LONGEST).saturating_sub(outer.len() as u32);
             let of_run = frames.classified[*done..][..run].iter();
-            fits = of_run.take_while(|entry| entry.fits(longest)).count();
+            let of_run = of_run.zip(&frames.chains.chains[*done..]);
+            let segments = sink.segments_for_tunnels();
+            let fit = of_run.take_while(|(entry, chain)| match entry.sending.request.gso {
+                None => entry.fits(entry.sending.len, longest),
+                Some(gso) => {
+                    let buffers = frames.chains.buffers(chain);
+                    segments && entry.segments_fit(gso, frames.vring, buffers, longest)
+                }
+            });
+            fits = fit.count();
             frames.end += fits;
             let before = budget.tally.frames;
             let mut encapsulation = Encapsulation { outer, id };

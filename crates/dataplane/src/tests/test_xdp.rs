@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::binding::TX_METADATA_BYTES;
-use xsk::{OwnMemory, RingSize, Socket, TestKernel, Umem, UmemOffset};
+use xsk::{OwnMemory, RingSize, RxDesc, Socket, TestKernel, Umem, UmemOffset};
 
 use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::Sends;
@@ -35,27 +35,33 @@ impl XdpWire {
         (queue, Self { umem, kernel })
     }
 
-    /// Sends what is in the ring; calls `read` with the place of each piece.
-    pub(crate) fn send(&mut self, mut read: impl FnMut(&Umem, UmemOffset, u32)) -> usize {
+    /// Sends what is in the ring; calls `read` with each piece.
+    pub(crate) fn send(&mut self, mut read: impl FnMut(&Umem, &RxDesc)) -> usize {
         let TestKernel { tx, completion, .. } = &mut self.kernel;
         let sent = tx.peek(u32::MAX);
         let mut done = completion.reserve(sent.len() as u32);
         for piece in sent {
-            read(&self.umem, piece.data, piece.len);
+            read(&self.umem, &piece);
             done.push(piece.frame);
         }
         done.submit() as usize
+    }
+
+    /// The same, with the bytes of each piece, and whether more follow of its frame.
+    #[cfg(test)]
+    pub(crate) fn send_pieces(&mut self, mut take: impl FnMut(Vec<u8>, bool)) {
+        self.send(|umem, desc| {
+            let mut bytes = vec![0; desc.len as usize];
+            umem.read(desc.data, &mut bytes).expect("inside");
+            take(bytes, desc.more);
+        });
     }
 
     /// Sends the frames in the ring; returns them.
     #[cfg(test)]
     pub(crate) fn take(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
-        self.send(|umem, at, len| {
-            let mut bytes = vec![0; len as usize];
-            umem.read(at, &mut bytes).expect("inside");
-            frames.push(bytes);
-        });
+        self.send_pieces(|bytes, _| frames.push(bytes));
         frames
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use packet::checksum::{self, ChecksumAt};
+use packet::segment::{Gso, GsoKind, Plan};
 use packet::tunnel::Outer;
 use packet::word;
 
@@ -77,13 +78,22 @@ impl Drop for End<'_> {
     }
 }
 
+/// Where the kernel copies frames.
+const COPIED: Sends = Sends {
+    checksum: true,
+    ..Sends::PLAIN
+};
+/// Where a NIC reads them, in several pieces.
+const BY_DMA: Sends = Sends {
+    most_pieces: 8,
+    zero_copy: true,
+    by_dma: true,
+    ..COPIED
+};
+
 /// A queue of the uplink and one of the underlay, for a worker.
-fn add_ways(world: &mut World) -> [XdpWire; 2] {
+fn add_ways(world: &mut World, underlay: Sends) -> [XdpWire; 2] {
     let network = || NETWORK.into();
-    let sends = Sends {
-        checksum: true,
-        ..Sends::PLAIN
-    };
     let roles = [
         Role::Uplink {
             network: network(),
@@ -98,6 +108,10 @@ fn add_ways(world: &mut World) -> [XdpWire; 2] {
         },
     ];
     roles.map(|role| {
+        let sends = match role {
+            Role::Underlay { .. } => underlay,
+            _ => COPIED,
+        };
         let (queue, wire) = XdpWire::queue(128, sends);
         let origin = Origin {
             frame_limit: 1518,
@@ -115,10 +129,10 @@ fn add_ways(world: &mut World) -> [XdpWire; 2] {
 
 impl Overlay {
     fn new(known: Vec<FdbPort>) -> Self {
-        Self::of(known, false)
+        Self::of(known, false, COPIED)
     }
 
-    fn of(known: Vec<FdbPort>, v6: bool) -> Self {
+    fn of(known: Vec<FdbPort>, v6: bool, sends: Sends) -> Self {
         let remotes = Arc::new(Remotes::new(16));
         for (mac, number) in [(UNRESOLVED, 0), (NEAR, 1), (FAR, 2)] {
             assert!(remotes.set(mac, VtepNumber(number)));
@@ -129,7 +143,7 @@ impl Overlay {
             .lanes
             .fdbs
             .insert(NETWORK.into(), fdb(known, &remotes, &vteps));
-        let [uplink, underlay] = add_ways(&mut world);
+        let [uplink, underlay] = add_ways(&mut world, sends);
         world.rebuild_forwarding();
         Self {
             world,
@@ -192,7 +206,7 @@ fn udp(to: Mac, ports: [u8; 2], ecn: u8, len: usize) -> Vec<u8> {
 #[test]
 fn frames_to_remote_stations_leave_in_the_headers_of_their_vtep() {
     for v6 in [false, true] {
-        let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), v6);
+        let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), v6, COPIED);
         let mut sent = 0;
         for len in [14, 60, 63, 64, 65, 128, 1000, 1514 - 20] {
             let frames = [1, 2, 3].map(|ecn| udp(NEAR, [1, 2], ecn, len.max(60)));
@@ -246,7 +260,7 @@ fn source_port_is_that_of_the_flow_and_identification_that_of_the_packet() {
 #[test]
 fn requested_checksum_is_completed_inside() {
     for v6 in [false, true] {
-        let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), v6);
+        let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), v6, COPIED);
         for len in [60, 61, 1000, 1001] {
             let frame = udp(NEAR, [1, 2], 0, len);
             let at = ChecksumAt { start: 34, offset: 6 };
@@ -429,6 +443,155 @@ fn gso_packet_and_frames_behind_it_leave_by_the_uplink_until_there_are_none_for_
     assert_eq!(overlay.inside(0), [later]);
 }
 
+/// What left by the underlay, each frame in one piece.
+fn joined(wire: &mut XdpWire) -> Vec<Vec<u8>> {
+    let (mut frames, mut goes_on) = (Vec::<Vec<u8>>::new(), false);
+    wire.send_pieces(|bytes, more| {
+        match (goes_on, frames.last_mut()) {
+            (true, Some(frame)) => frame.extend(bytes),
+            _ => frames.push(bytes),
+        }
+        goes_on = more;
+    });
+    frames
+}
+
+/// The segments of such a packet, with complete checksums.
+fn segments(packet: &[u8], size: u16) -> Vec<Vec<u8>> {
+    let gso = Gso {
+        kind: GsoKind::Tcp4,
+        ecn: false,
+        size,
+    };
+    let plan = Plan::new(packet, packet.len() as u32, gso).expect("good");
+    let segment = |index| {
+        let payload = plan.payload(index);
+        let mut segment = vec![0; plan.header_len()];
+        plan.write_header(index, &mut segment);
+        segment.extend(&packet[payload.start as usize..payload.end as usize]);
+        checksum::complete(&mut segment, plan.checksum_at()).expect("inside");
+        segment
+    };
+    (0..plan.segments()).map(segment).collect()
+}
+
+#[test]
+fn segments_leave_in_headers_of_their_own_where_a_nic_reads_them() {
+    for (v6, refers) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), v6, Sends { refers, ..BY_DMA });
+        let [before, behind] = [60, 61].map(|len| frame(NEAR, mac(0), len));
+        let mut bytes = 0;
+        for payload in [1, 999, 1000, 1001, 2500, 20_000] {
+            overlay.world.ports[0].send(&before);
+            let packet = send_gso(&mut overlay, payload);
+            overlay.world.ports[0].send(&behind);
+            overlay.world.poll();
+            let wanted = segments(&packet, 1000);
+            assert_eq!(wanted.len(), payload.div_ceil(1000));
+            bytes += wanted.iter().map(Vec::len).sum::<usize>() as u64;
+            let left = joined(&mut overlay.underlay);
+            let ids: Vec<_> = left.iter().map(|frame| word(frame, 18)).collect();
+            assert!(v6 || ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
+            let flows: Vec<_> = left[1..left.len() - 1]
+                .iter()
+                .map(|frame| frame[34..36].to_vec())
+                .collect();
+            assert!(v6 || flows.iter().all(|flow| *flow == flows[0]));
+            let wanted = [&[before.clone()], &wanted[..], &[behind.clone()]].concat();
+            assert_eq!(inside(&overlay.vteps[0], left), wanted, "{payload} {v6} {refers}");
+            bytes += 121;
+        }
+        assert!(overlay.uplink.take().is_empty());
+        let counters = overlay.counters(0);
+        assert_eq!(counters.from_guest_super_frames.get(), 6);
+        assert_eq!(counters.from_guest_bytes.get(), bytes);
+        assert_eq!(
+            counters.from_guest_frames.get(),
+            counters.from_guest_encapsulated.get()
+        );
+        assert_eq!(
+            counters.from_guest_checksums_left.get(),
+            0,
+            "the NIC would read the outer headers"
+        );
+    }
+}
+
+/// More than there is ever room for at once.
+#[test]
+fn segments_wait_for_room_in_the_underlay() {
+    for refers in [false, true] {
+        let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, Sends { refers, ..BY_DMA });
+        let filling: Vec<_> = (0..100).map(|_| frame(NEAR, mac(0), 60)).collect();
+        overlay.send(&filling);
+        let (asked, packet) = gso_packet(NEAR, mac(0), 60_000, 200);
+        let mut header = [0; HEADER as usize];
+        header[..asked.len()].copy_from_slice(&asked);
+        overlay.world.ports[0].send_with(header, &packet);
+        let behind = frame(NEAR, mac(0), 61);
+        overlay.world.ports[0].send(&behind);
+        let mut left = Vec::new();
+        for _ in 0..40 {
+            overlay.world.poll();
+            left.extend(joined(&mut overlay.underlay));
+        }
+        let wanted = [&filling[..], &segments(&packet, 200), &[behind]].concat();
+        assert!(inside(&overlay.vteps[0], left) == wanted, "{refers}");
+        assert!(overlay.uplink.take().is_empty());
+        let counters = overlay.counters(0);
+        assert_eq!(counters.from_guest_frames.get(), 401);
+        assert_eq!(counters.from_guest_encapsulated.get(), 401);
+        let bytes = wanted.iter().map(|frame| frame.len() as u64).sum::<u64>();
+        assert_eq!(counters.from_guest_bytes.get(), bytes);
+    }
+}
+
+/// The tag of the VLAN is part of what has to fit.
+#[test]
+fn segments_that_are_too_long_for_the_underlay_leave_by_the_uplink() {
+    for (vlans, tag) in [(Vlans::Untagged, 0), (Vlans::Access(7), 4)] {
+        let longest = (LIMIT as usize - 4 - 50 - tag - 54) as u16;
+        for (size, is_encapsulated) in [(longest, true), (longest + 1, false)] {
+            let mut overlay = Overlay::of(ports(std::slice::from_ref(&vlans)), false, BY_DMA);
+            let (asked, packet) = gso_packet(NEAR, mac(0), 4000, size);
+            let mut header = [0; HEADER as usize];
+            header[..asked.len()].copy_from_slice(&asked);
+            overlay.world.ports[0].send_with(header, &packet);
+            overlay.world.poll();
+            let got = joined(&mut overlay.underlay);
+            if is_encapsulated {
+                let wanted = segments(&packet, size);
+                let wanted: Vec<_> = wanted
+                    .iter()
+                    .map(|frame| packet::ethernet::tagged(frame, tag as u16 / 4 * 7))
+                    .collect();
+                assert_eq!(inside(&overlay.vteps[0], got), wanted);
+            } else {
+                assert!(got.is_empty());
+                assert_eq!(overlay.uplink.take().len(), 3);
+            }
+        }
+    }
+}
+
+#[test]
+fn rest_of_a_gso_packet_is_counted_when_the_underlay_goes() {
+    let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, BY_DMA);
+    let (asked, packet) = gso_packet(NEAR, mac(0), 60_000, 200);
+    let mut header = [0; HEADER as usize];
+    header[..asked.len()].copy_from_slice(&asked);
+    overlay.world.ports[0].send_with(header, &packet);
+    overlay.world.poll();
+    // Slots: the port's lane, the uplink's, the underlay's.
+    overlay.world.lanes.slots.remove(2).lane.stop();
+    overlay.world.rebuild_forwarding();
+    let sent = frame(NEAR, mac(0), 61);
+    overlay.send(std::slice::from_ref(&sent));
+    overlay.world.poll();
+    assert_eq!(overlay.counters(0).from_guest_rest_of_super_frame.get(), 1);
+    assert_eq!(overlay.uplink.take(), [sent]);
+}
+
 #[test]
 fn kernel_gets_one_frame_to_confirm_a_next_hop() {
     let mut overlay = Overlay::plain();
@@ -585,7 +748,7 @@ fn frames_of_a_worker_leave_by_the_underlay_of_another() {
     assert!(remotes.set(NEAR, VtepNumber(1)));
     let vteps = [2, 3].map(|number| vtep(number, false));
     let mut workers = Workers::new(known.clone(), false);
-    let [_uplink, mut underlay] = add_ways(&mut workers.0[0]);
+    let [_uplink, mut underlay] = add_ways(&mut workers.0[0], COPIED);
     underlay.kernel.ask_for_kicks();
     for world in &mut workers.0 {
         let fdb = fdb(known.clone(), &remotes, &vteps);

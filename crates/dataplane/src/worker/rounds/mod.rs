@@ -270,7 +270,7 @@ impl Rounds {
     /// were taken by guests, or by the NIC.
     pub fn play(&mut self, frames: usize) -> usize {
         if let Some(underlay) = &mut self.underlay {
-            underlay.send(|_, _, _| ());
+            underlay.send(|_, _| ());
         }
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
