@@ -105,6 +105,9 @@ pub struct Plan {
     /// The GSO packet's headers, with zeros in fields that every segment sets and that the sums below must not include.
     template: [u8; HEADERS_MAX],
     layers: Layers,
+    /// Bytes of headers before each segment's payload, and where its checksum is.
+    header_len: u32,
+    checksum_at: ChecksumAt,
     /// Payload bytes of each segment but the last.
     size: u32,
     segments: u32,
@@ -157,6 +160,8 @@ impl Plan {
         Ok(Self {
             template,
             layers,
+            header_len: layers.payload.into(),
+            checksum_at: layers.checksum_at(),
             size,
             segments: (frame_len - u32::from(layers.payload)).div_ceil(size).max(1),
             ip_sum,
@@ -171,6 +176,8 @@ impl Plan {
     /// The same segments in a tunnel; `flow` and `id`: see [`Outer::headers`], `id` of the first segment.
     #[must_use]
     pub fn in_tunnel(mut self, outer: Outer, flow: u16, id: u16) -> Self {
+        self.header_len += outer.len() as u32;
+        self.checksum_at.start += outer.len() as u16;
         self.tunnel = Some(Tunnel { outer, flow, id });
         self
     }
@@ -185,7 +192,7 @@ impl Plan {
     /// Bytes of headers before each segment's payload.
     #[inline]
     pub fn header_len(&self) -> usize {
-        self.outer_len() + usize::from(self.layers.payload)
+        self.header_len as usize
     }
 
     /// Number of segments; at least one.
@@ -198,7 +205,7 @@ impl Plan {
     #[inline]
     pub fn segment_bytes_max(&self) -> u32 {
         let payload = self.payload(0);
-        self.header_len() as u32 + (payload.end - payload.start)
+        self.header_len + (payload.end - payload.start)
     }
 
     /// The range of a segment's payload in the GSO packet.
@@ -216,11 +223,7 @@ impl Plan {
     /// Where the transport checksum of a segment is.
     #[inline]
     pub fn checksum_at(&self) -> ChecksumAt {
-        let at = self.layers.checksum_at();
-        ChecksumAt {
-            start: at.start + self.outer_len() as u16,
-            ..at
-        }
+        self.checksum_at
     }
 
     /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum
@@ -230,18 +233,25 @@ impl Plan {
     /// If there is no such segment, or `out` is too short.
     #[inline]
     pub fn write_header(&self, index: u32, out: &mut [u8]) {
-        let (outer, own) = out.split_at_mut(self.outer_len());
-        self.write_own_header(index, own);
-        if let Some(Tunnel { outer: of, flow, id }) = &self.tunnel {
-            let payload = self.payload(index);
-            let len = u32::from(self.layers.payload) + (payload.end - payload.start);
-            // It fits, as the GSO packet does.
-            let headers = of.headers(own, len as u16, *flow, id.wrapping_add(index as u16));
-            outer.copy_from_slice(headers.as_ref());
+        match &self.tunnel {
+            None => self.write_own_header(index, out),
+            Some(tunnel) => self.write_headers(tunnel, index, out),
         }
     }
 
-    #[inline]
+    #[inline(never)]
+    fn write_headers(&self, tunnel: &Tunnel, index: u32, out: &mut [u8]) {
+        let Tunnel { outer, flow, id } = tunnel;
+        let (before, own) = out.split_at_mut(outer.len());
+        self.write_own_header(index, own);
+        let payload = self.payload(index);
+        // It fits, as the GSO packet does.
+        let len = u32::from(self.layers.payload) + (payload.end - payload.start);
+        let headers = outer.headers(own, len as u16, *flow, id.wrapping_add(index as u16));
+        before.copy_from_slice(headers.as_ref());
+    }
+
+    #[inline(always)]
     fn write_own_header(&self, index: u32, out: &mut [u8]) {
         let payload = self.payload(index);
         let header_len = usize::from(self.layers.payload);
