@@ -66,8 +66,7 @@ pub(crate) struct Reload {
 type Described = BTreeMap<String, (Source, Map<String, Value>)>;
 
 /// What clients read of the configuration.
-#[derive(Clone)]
-pub(crate) struct Readings {
+struct Readings {
     file: Configuration,
     ports: Described,
     networks: Described,
@@ -80,19 +79,6 @@ pub(crate) struct Reach {
     pub(crate) vmms: bool,
     /// The daemon can lease queues of interfaces.
     pub(crate) leases: bool,
-}
-
-impl Readings {
-    /// Adds the configuration to the status of the daemon.
-    pub(crate) fn add_to(mut self, status: &mut Status) {
-        for port in &mut status.ports {
-            (port.source, port.configuration) = self.ports.remove(&port.name).unzip();
-        }
-        for network in &mut status.networks {
-            (network.source, network.configuration) = self.networks.remove(&network.name).unzip();
-        }
-        status.configuration = Some(self.file);
-    }
 }
 
 /// The reload thread.
@@ -169,8 +155,16 @@ impl Reload {
         outcome.recv().unwrap_or(Err(Refused::ending()))
     }
 
-    pub(crate) fn readings(&self) -> Readings {
-        self.readings.locked().clone()
+    /// Adds the configuration to the status of the daemon.
+    pub(crate) fn add_configuration(&self, status: &mut Status) {
+        let readings = self.readings.locked();
+        for port in &mut status.ports {
+            (port.source, port.configuration) = readings.ports.get(&port.name).cloned().unzip();
+        }
+        for network in &mut status.networks {
+            (network.source, network.configuration) = readings.networks.get(&network.name).cloned().unzip();
+        }
+        status.configuration = Some(readings.file.clone());
     }
 }
 

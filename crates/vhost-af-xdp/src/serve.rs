@@ -230,11 +230,11 @@ fn start_reload(
 }
 
 /// Waits for a signal that ends the daemon, or until a thread closes `signals`.
-fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status, reload: Option<&Reload>) {
+fn wait_for_the_end(signals: &mut Signals, read: impl Fn(&[String]) -> Status, reload: Option<&Reload>) {
     for signal in signals.forever() {
         match (signal, reload) {
             // If nobody reads the standard error, that is no reason to end.
-            (SIGUSR1, _) => drop(write!(io::stderr(), "{}", tree(&read()).unwrap_or_default())),
+            (SIGUSR1, _) => drop(write!(io::stderr(), "{}", tree(&read(&[])).unwrap_or_default())),
             (SIGHUP, Some(reload)) => reload.ask(),
             (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is no configuration file"),
             _ => return,

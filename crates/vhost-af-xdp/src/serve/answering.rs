@@ -23,13 +23,13 @@ const MOST: usize = 64;
 pub(super) struct Answers<'a, R> {
     pub(super) ports: &'a Arc<Ports>,
     pub(super) workers: &'a Arc<Workers>,
-    /// Reads the daemon's status.
+    /// Reads the daemon's status, at least what is at a path.
     pub(super) read: &'a Arc<R>,
     /// Changes the configuration at run time; `None`: the daemon has no configuration file.
     pub(super) reload: Option<&'a Reload>,
 }
 
-impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
+impl<R: Fn(&[String]) -> Status + Send + Sync + 'static> Answers<'_, R> {
     /// Starts a thread for the control socket, if there is one, and one for the gateway, if there is one. The gateway
     /// may make changes only if `is_allowed`.
     /// Errors: a thread cannot be started.
@@ -45,7 +45,7 @@ impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
             Arc::clone(self.workers),
         );
         let server = Arc::new(Server {
-            read: Box::new(move || read()),
+            read: Box::new(move |path| read(path)),
             rules: Box::new(move |name| ports.named(name).map(|port| rules_status::read(&port))),
             reload: self.reload.cloned(),
             reset: Box::new(move || workers.reset_statistics()),
@@ -68,21 +68,22 @@ impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
     }
 }
 
-/// Returns a function that reads the daemon's status.
+/// Returns a function that reads the daemon's status, at least what is at a path.
 pub(super) fn status_of(
     config: &ServeConfig,
     (ports, workers): (&Arc<Ports>, &Arc<Workers>),
     watchdog: Watchdog,
     in_force: Sandbox,
     reload: Option<Reload>,
-) -> Arc<impl Fn() -> Status + Send + Sync + use<>> {
+) -> Arc<impl Fn(&[String]) -> Status + Send + Sync + use<>> {
     let (ports, workers) = (Arc::clone(ports), Arc::clone(workers));
     let api = config.api.all.as_ref();
     let api = api.and_then(|(path, _)| std::path::absolute(path).ok());
-    Arc::new(move || {
-        let mut status = status::read(&ports.all(), &ports.networks(), &workers, &watchdog, &in_force);
-        if let Some(readings) = reload.as_ref().map(Reload::readings) {
-            readings.add_to(&mut status);
+    Arc::new(move |path: &[String]| {
+        let (ports, networks) = (ports.all(), ports.networks());
+        let mut status = status::read(path, (&ports, &networks), &workers, &watchdog, &in_force);
+        if let Some(reload) = &reload {
+            reload.add_configuration(&mut status);
         }
         let api = api.clone();
         Status { api, ..status }

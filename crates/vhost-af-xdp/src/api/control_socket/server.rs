@@ -45,12 +45,13 @@ pub(crate) struct Access {
     pub(crate) capture: bool,
 }
 
+type ReadStatus = Box<dyn Fn(&[String]) -> Status + Send + Sync>;
 type ReadRules = Box<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>;
 
 /// Data and functions for answers.
 pub(crate) struct Server {
-    /// Reads the state.
-    pub(crate) read: Box<dyn Fn() -> Status + Send + Sync>,
+    /// Reads the state, at least what is at this path.
+    pub(crate) read: ReadStatus,
     /// Reads the filter rules of the port of a name.
     pub(crate) rules: ReadRules,
     /// Changes ports; `None`: the daemon has no configuration file.
@@ -141,7 +142,7 @@ impl Server {
         }
         let status = {
             let _one = self.look.locked();
-            (self.read)()
+            (self.read)(path)
         };
         if path.is_empty() {
             return Ok(line(&Answer::Ok(status))?);
