@@ -165,7 +165,8 @@ pub fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
 /// No daemon answers there in time, or it has no such part.
 pub fn part<T: DeserializeOwned>(path: &Path, names: &[&str]) -> Result<T, Error> {
     let request = Request::Get(names.iter().map(|&name| name.to_owned()).collect());
-    Client::ask(path, &request)?.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))
+    let allowance = Allowance::for_daemons_in(path.parent());
+    Client::ask(path, &request)?.receive(Some(Instant::now() + ANSWER), &allowance)
 }
 
 /// Changes something of the daemon at `path`, however long that takes.
@@ -181,8 +182,8 @@ pub fn change(path: &Path, change: Change) -> Result<Changed, Error> {
 /// # Errors
 /// No daemon answers there in time, or it refuses.
 pub fn change_within(path: &Path, change: Change, time: Duration) -> Result<Changed, Error> {
-    let until = Instant::now() + time;
-    Client::ask(path, &Request::Change(change))?.receive(Some(until), &Allowance::of(LONGEST))
+    let (until, allowance) = (Instant::now() + time, Allowance::for_daemons_in(path.parent()));
+    Client::ask(path, &Request::Change(change))?.receive(Some(until), &allowance)
 }
 
 /// Calls `on_events` with events after that sequence number, at once, and whenever something happens, until it returns
