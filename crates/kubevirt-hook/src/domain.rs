@@ -23,6 +23,7 @@ pub(crate) struct VhostUser<'a> {
     pub(crate) pci_address: Option<PciAddress>,
     pub(crate) boot_order: Option<u32>,
     pub(crate) acpi_index: Option<u32>,
+    pub(crate) is_down: bool,
 }
 
 /// A PCI address, written as 0000:02:03.0: domain, bus, slot, function.
@@ -127,6 +128,9 @@ impl VhostUser<'_> {
         }
         if let Some(index) = self.acpi_index {
             element(&mut xml, "acpi", &[("index", &index.to_string())]);
+        }
+        if self.is_down {
+            element(&mut xml, "link", &[("state", "down")]);
         }
         element(&mut xml, "alias", &[("name", alias)]);
         xml + "</interface>"
@@ -257,6 +261,7 @@ mod tests {
             pci_address: None,
             boot_order: None,
             acpi_index: None,
+            is_down: false,
         }
     }
 
@@ -290,6 +295,7 @@ mod tests {
             pci_address: Some(PciAddress::parse("0000:02:1f.7").unwrap()),
             boot_order: Some(1),
             acpi_index: Some(101),
+            is_down: true,
             socket: Path::new("/run/a&b\".sock"),
             ..interface()
         };
@@ -299,6 +305,7 @@ mod tests {
             r#"<address type="pci" domain="0x0" bus="0x2" slot="0x1f" function="0x7"/>"#,
             r#"<boot order="1"/>"#,
             r#"<acpi index="101"/>"#,
+            r#"<link state="down"/>"#,
             r#"path="/run/a&amp;b&quot;.sock""#,
         ] {
             assert!(xml.contains(part), "{part} is not in {xml}");

@@ -154,6 +154,7 @@ impl Hooks {
                     .transpose()?,
                 boot_order: interface.boot_order,
                 acpi_index: interface.acpi_index,
+                is_down: interface.state.as_deref() == Some("down"),
             };
             domain = domain::with_interface(&domain, &vhost_user)?;
         }
@@ -308,10 +309,12 @@ mod tests {
     }
 
     #[test]
-    fn interface_that_is_being_removed_is_left_out() {
+    fn interface_that_is_being_removed_is_left_out_and_one_may_be_down() {
         let mut vmi = vmi();
         vmi["spec"]["domain"]["devices"]["interfaces"][1]["state"] = "absent".into();
         assert!(!define(&vmi).unwrap().contains("ua-blue"));
+        vmi["spec"]["domain"]["devices"]["interfaces"][1]["state"] = "down".into();
+        assert_eq!(define(&vmi).unwrap().matches("<link state=\"down\"/>").count(), 1);
     }
 
     #[test]

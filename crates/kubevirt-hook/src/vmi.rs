@@ -46,7 +46,8 @@ pub(crate) struct Interface {
     pub(crate) pci_address: Option<String>,
     pub(crate) boot_order: Option<u32>,
     pub(crate) acpi_index: Option<u32>,
-    state: Option<String>,
+    /// `absent`: it is about to be removed. `down`: the guest sees no carrier.
+    pub(crate) state: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
