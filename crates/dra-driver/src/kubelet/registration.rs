@@ -6,7 +6,6 @@
 //! HPACK (RFC 7541) as the answers take; headers of requests are not read. The calls differ by their message: that of
 //! GetInfo is empty, that of NotifyRegistrationStatus is not. Only root can connect, as to kubelet itself.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +23,6 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const LONGEST_FRAME: usize = 16_384;
 /// Longest message.
 const LONGEST_MESSAGE: usize = 65_536;
-/// Calls that may be under way on a connection.
-const MOST_CALLS: usize = 16;
 /// How long a connection may last without a frame of the client; kubelet's lasts for two calls.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -113,7 +110,8 @@ async fn answer(mut stream: UnixStream, info: &PluginInfo) -> io::Result<()> {
         return Err(io::Error::new(ErrorKind::InvalidData, "this is not HTTP/2"));
     }
     stream.write_all(&Frame::write(SETTINGS, 0, 0, &[])).await?;
-    let mut messages: HashMap<u32, Vec<u8>> = HashMap::new();
+    // One call follows the other.
+    let mut message = Vec::new();
     loop {
         let frame = tokio::time::timeout(IDLE, Frame::read(&mut stream)).await??;
         match frame.kind {
@@ -125,14 +123,12 @@ async fn answer(mut stream: UnixStream, info: &PluginInfo) -> io::Result<()> {
             }
             GOAWAY => return Ok(()),
             DATA => {
-                let message = messages.entry(frame.stream).or_default();
                 message.extend(&frame.body);
-                if message.len() > LONGEST_MESSAGE || messages.len() > MOST_CALLS {
+                if message.len() > LONGEST_MESSAGE {
                     return Err(too_long());
                 }
                 if frame.flags & END_STREAM != 0 {
-                    let message = messages.remove(&frame.stream).unwrap_or_default();
-                    let answer = answer_to(&message, info)?;
+                    let answer = answer_to(&std::mem::take(&mut message), info)?;
                     stream.write_all(&response(frame.stream, &answer)).await?;
                 }
             }

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::messages::dra::dra_plugin_server::DraPlugin;
 use super::messages::dra::{
-    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
+    Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
 use crate::driver::{Driver, DriverError};
@@ -22,17 +22,15 @@ const DEADLINE: Duration = Duration::from_secs(40);
 /// Answers kubelet.
 pub(crate) struct Service(pub(crate) Arc<Driver>);
 
-impl Service {
-    async fn prepare(&self, claim: &Claim, deadline: Instant) -> Result<Vec<Device>, DriverError> {
-        let Claim { namespace, name, uid } = claim;
-        let prepared = timeout_at(deadline, self.0.prepare(namespace, name, uid)).await;
-        prepared.unwrap_or(Err(DriverError::Deadline(DEADLINE)))
-    }
-
-    async fn release(&self, claim: &Claim, deadline: Instant) -> Result<(), DriverError> {
-        let name = format!("{}/{}", claim.namespace, claim.name);
-        let released = timeout_at(deadline, self.0.release(&name, &claim.uid)).await;
-        released.unwrap_or(Err(DriverError::Deadline(DEADLINE)))
+/// The result of a call and no error, or nothing and why.
+async fn until<T: Default>(
+    deadline: Instant,
+    call: impl Future<Output = Result<T, DriverError>>,
+) -> (T, String) {
+    let done = timeout_at(deadline, call).await;
+    match done.unwrap_or(Err(DriverError::Deadline(DEADLINE))) {
+        Ok(result) => (result, String::new()),
+        Err(error) => (T::default(), error.to_string()),
     }
 }
 
@@ -44,15 +42,9 @@ impl DraPlugin for Service {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let deadline = Instant::now() + DEADLINE;
         let mut claims = HashMap::new();
-        for claim in request.into_inner().claims {
-            let prepared = self.prepare(&claim, deadline).await;
-            let error = prepared
-                .as_ref()
-                .err()
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            let devices = prepared.unwrap_or_default();
-            claims.insert(claim.uid, NodePrepareResourceResponse { devices, error });
+        for Claim { namespace, name, uid } in request.into_inner().claims {
+            let (devices, error) = until(deadline, self.0.prepare(&namespace, &name, &uid)).await;
+            claims.insert(uid, NodePrepareResourceResponse { devices, error });
         }
         Ok(Response::new(NodePrepareResourcesResponse { claims }))
     }
@@ -63,10 +55,10 @@ impl DraPlugin for Service {
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
         let deadline = Instant::now() + DEADLINE;
         let mut claims = HashMap::new();
-        for claim in request.into_inner().claims {
-            let error = self.release(&claim, deadline).await.err();
-            let error = error.map(|error| error.to_string()).unwrap_or_default();
-            claims.insert(claim.uid, NodeUnprepareResourceResponse { error });
+        for Claim { namespace, name, uid } in request.into_inner().claims {
+            let name = format!("{namespace}/{name}");
+            let ((), error) = until(deadline, self.0.release(&name, &uid)).await;
+            claims.insert(uid, NodeUnprepareResourceResponse { error });
         }
         Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
     }
