@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
@@ -14,7 +14,7 @@ use kube::core::Status;
 use serde_json::{Value, json};
 
 use super::Cluster;
-use crate::checkpoint::{Allocated, Checkpoint, ClaimName};
+use crate::checkpoint::{Allocated, Checkpoint, ClaimName, ClaimPort};
 use crate::config::{self, ConfigError};
 use crate::ports::Claim;
 use crate::{cdi, names};
@@ -35,13 +35,6 @@ pub(crate) enum ClaimError {
     NotAllocated,
     #[error("request {request}: {source}")]
     Config { request: String, source: ConfigError },
-}
-
-/// The status of a device of a claim, to report.
-pub(crate) struct Outcome {
-    device: Allocated,
-    /// Addresses, and what this driver knows of it; none: it failed.
-    data: Option<(Value, Value)>,
 }
 
 impl Cluster {
@@ -117,20 +110,14 @@ impl Cluster {
         })
     }
 
-    fn results<'a>(
-        &self,
-        claim: &'a ResourceClaim,
-    ) -> Vec<(
-        Allocated,
-        &'a k8s_openapi::api::resource::v1::DeviceRequestAllocationResult,
-    )> {
+    fn results<'a>(&self, claim: &'a ResourceClaim) -> Vec<(Allocated, &'a DeviceRequestAllocationResult)> {
         let allocation = claim
             .status
             .as_ref()
             .and_then(|status| status.allocation.as_ref());
         let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
-        let is_ours = |result: &&'a k8s_openapi::api::resource::v1::DeviceRequestAllocationResult| {
+        let is_ours = |result: &&DeviceRequestAllocationResult| {
             result.driver == self.driver && result.pool == self.node
         };
         let ours = results.unwrap_or_default().iter().filter(is_ours);
@@ -151,62 +138,50 @@ impl Cluster {
 
     /// Reports that a claim is prepared.
     pub(crate) async fn report_ready(&self, checkpoint: &Checkpoint) {
-        let outcome = |port: &crate::checkpoint::ClaimPort| {
-            let data = json!({
+        let status = |port: &ClaimPort| {
+            let mut status = self.device_status(&port.device, ("True", "Prepared"), "");
+            status["networkData"] = cdi::network_data(port);
+            status["data"] = json!({
                 "network": port.text("network"),
                 "port": port.port,
                 "socketPath": cdi::socket_in_container(&checkpoint.claim, port),
                 "hostSocketPath": port.text("socket-path"),
             });
-            Outcome {
-                device: port.device.clone(),
-                data: Some((cdi::network_data(port), data)),
-            }
+            status
         };
-        let outcomes: Vec<Outcome> = checkpoint.ports.iter().map(outcome).collect();
-        self.report_status(&checkpoint.claim, &outcomes, "Prepared", "")
-            .await;
+        let devices = checkpoint.ports.iter().map(status).collect();
+        self.report_status(&checkpoint.claim, devices).await;
     }
 
     /// Reports why a claim is not prepared.
     pub(crate) async fn report_failure(&self, claim: &ResourceClaim, why: &str) {
-        let devices = self.allocated(claim).into_iter();
-        let outcomes: Vec<Outcome> = devices.map(|device| Outcome { device, data: None }).collect();
-        self.report_status(
-            &name_of(claim),
-            &outcomes,
-            "PrepareFailed",
-            names::cut(why, LONGEST),
-        )
-        .await;
-        self.report_event(&name_of(claim), names::cut(why, LONGEST)).await;
+        let (name, why) = (name_of(claim), names::cut(why, LONGEST));
+        let status = |device: &Allocated| self.device_status(device, ("False", "PrepareFailed"), why);
+        let devices = self.allocated(claim).iter().map(status).collect();
+        self.report_status(&name, devices).await;
+        self.report_event(&name, why).await;
     }
 
-    async fn report_status(&self, claim: &ClaimName, outcomes: &[Outcome], reason: &str, why: &str) {
-        let status = |outcome: &Outcome| {
-            let Allocated {
-                pool, device, share, ..
-            } = &outcome.device;
-            let mut status = json!({
-                "driver": self.driver, "pool": pool, "device": device,
-                "conditions": [{
-                    "type": "Ready", "status": if outcome.data.is_some() { "True" } else { "False" },
-                    "reason": reason, "message": why, "lastTransitionTime": Time(Timestamp::now()),
-                }],
-            });
-            if let Some(share) = share {
-                status["shareID"] = share.as_str().into();
-            }
-            if let Some((addresses, data)) = &outcome.data {
-                status["networkData"] = addresses.clone();
-                status["data"] = data.clone();
-            }
-            status
-        };
+    /// The status of a device of a claim, with its condition: status and reason, and why.
+    fn device_status(&self, device: &Allocated, (ready, reason): (&str, &str), why: &str) -> Value {
+        let mut status = json!({
+            "driver": self.driver, "pool": device.pool, "device": device.device,
+            "conditions": [{
+                "type": "Ready", "status": ready, "reason": reason, "message": why,
+                "lastTransitionTime": Time(Timestamp::now()),
+            }],
+        });
+        if let Some(share) = &device.share {
+            status["shareID"] = share.as_str().into();
+        }
+        status
+    }
+
+    async fn report_status(&self, claim: &ClaimName, devices: Vec<Value>) {
         let patch = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
             "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
-            "status": {"devices": outcomes.iter().map(status).collect::<Vec<_>>()},
+            "status": {"devices": devices},
         });
         let params = PatchParams::apply(&self.driver).force();
         let patched = self
