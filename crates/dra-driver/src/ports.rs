@@ -5,7 +5,8 @@
 //! already, so a claim is prepared and released as often as kubelet asks, and after a crash at any point. The daemon's
 //! state file keeps ports over its restarts; where it has none, or lost it, [`Ports::restore`] adds them again.
 //!
-//! All of it blocks, and happens for one claim at a time: the daemon changes one port at a time, too.
+//! All of it blocks, and happens for one claim at a time, for seconds at most ([`TURN`]): the daemon changes one port at a
+//! time, too.
 
 use std::collections::HashSet;
 use std::io;
@@ -25,7 +26,8 @@ use crate::names;
 /// After a port could not be restored, how long until the next attempt.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How long ports are restored while claims wait; the rest follows at the next look at the daemon.
+/// How long ports of a claim are added or removed, and ports of all claims restored, while other claims wait; the rest
+/// follows at kubelet's next call, or at the next look at the daemon.
 const TURN: Duration = Duration::from_secs(5);
 
 /// A claim as the cluster has allocated it, with keys for each device.
@@ -51,6 +53,8 @@ pub(crate) enum PortsError {
     Port { request: String, source: DaemonError },
     #[error(transparent)]
     Daemon(#[from] DaemonError),
+    #[error("{done} of {all} ports are done, and the daemon is slow: kubelet's next call continues")]
+    Slow { done: usize, all: usize },
     #[error("{path}: {source}: check that the driver may write there")]
     File { path: PathBuf, source: io::Error },
 }
@@ -96,7 +100,7 @@ impl Ports {
         stored.map_err(|source| file_error(self.store.path(uid), source))?;
         let established = self.establish(&checkpoint);
         self.unfinished.remove(uid);
-        if established.is_err()
+        if !matches!(established, Ok(()) | Err(PortsError::Slow { .. }))
             && let Err(error) = self.release(uid)
         {
             let claim = claim.name.full();
@@ -122,9 +126,7 @@ impl Ports {
                 ports.filter(|port| port.starts_with(&prefix)).collect()
             }
         };
-        for port in ports {
-            self.daemon.remove(&port)?;
-        }
+        in_turn(&ports, |port| Ok(self.daemon.remove(port)?))?;
         let removed = self.files.remove(uid);
         removed.map_err(|source| file_error(self.files.cdi.clone(), source))?;
         let removed = self.sockets.remove(&claim);
@@ -287,21 +289,16 @@ impl Ports {
     /// Makes all of a claim that is not there.
     fn establish(&self, checkpoint: &Checkpoint) -> Result<(), PortsError> {
         self.establish_files(checkpoint)?;
-        for ClaimPort {
-            device, port, keys, ..
-        } in &checkpoint.ports
-        {
-            let request = || device.request.clone();
-            let added = self.daemon.put(port, keys);
+        in_turn(&checkpoint.ports, |it| {
+            let added = self.daemon.put(&it.port, &it.keys);
             added.map_err(|source| match source {
                 DaemonError::NoAnswer { .. } => source.into(),
                 source => PortsError::Port {
-                    request: request(),
+                    request: it.device.request.clone(),
                     source,
                 },
-            })?;
-        }
-        Ok(())
+            })
+        })
     }
 
     fn establish_files(&self, checkpoint: &Checkpoint) -> Result<(), PortsError> {
@@ -321,6 +318,22 @@ fn file_error(path: PathBuf, source: io::Error) -> PortsError {
 fn names_of(networks: &[NetworkStatus]) -> Vec<String> {
     networks.iter().map(|network| network.name.clone()).collect()
 }
+/// Does something for all ports of a claim.
+///
+/// # Errors
+/// The first one, or they take longer than a [`TURN`].
+fn in_turn<T>(ports: &[T], mut what: impl FnMut(&T) -> Result<(), PortsError>) -> Result<(), PortsError> {
+    let end = Instant::now() + TURN;
+    for (done, port) in ports.iter().enumerate() {
+        if Instant::now() > end {
+            let all = ports.len();
+            return Err(PortsError::Slow { done, all });
+        }
+        what(port)?;
+    }
+    Ok(())
+}
+
 
 #[cfg(test)]
 mod tests {
