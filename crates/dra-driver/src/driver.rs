@@ -24,6 +24,8 @@ const GRACE: Duration = Duration::from_secs(30);
 const COLLECT: Duration = Duration::from_secs(60);
 /// Failures that are remembered, to report each once.
 const MOST_FAILURES: usize = 4096;
+/// When a failure is reported again: API servers forget events after an hour.
+const AGAIN: Duration = Duration::from_secs(30 * 60);
 
 /// Why a claim is not prepared or not released.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +46,8 @@ pub(crate) enum DriverError {
 pub(crate) struct Driver {
     cluster: Cluster,
     ports: Arc<AsyncMutex<Ports>>,
-    /// Failures that were reported, by UID.
-    failures: Mutex<HashMap<String, String>>,
+    /// What failed last for a claim, by UID, and when it was reported.
+    failures: Mutex<HashMap<String, (String, Instant)>>,
 }
 
 impl Driver {
@@ -72,18 +74,23 @@ impl Driver {
             return Err(DriverError::Uid(uid.to_owned()));
         }
         let claim = format!("{namespace}/{name}");
-        let prepared = match self.cluster.claim(namespace, name, uid).await {
+        let (object, prepared) = match self.cluster.claim(namespace, name, uid).await {
             Ok(object) => {
                 let prepared = self.prepare_object(&object).await;
-                if let Err(error) = &prepared {
-                    self.report_failure(uid, object, error.to_string());
-                }
-                prepared
+                (Some(object), prepared)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => (None, Err(error.into())),
         };
-        let (checkpoint, devices) =
-            prepared.inspect_err(|error| tracing::error!(claim, uid, "not prepared: {error}"))?;
+        let (checkpoint, devices) = prepared.inspect_err(|error| {
+            let why = error.to_string();
+            if self.is_news(uid, &why) {
+                tracing::error!(claim, uid, "not prepared: {why}");
+                if let Some(object) = object {
+                    let driver = Arc::clone(self);
+                    tokio::spawn(async move { driver.cluster.report_failure(&object, &why).await });
+                }
+            }
+        })?;
         let ms = started.elapsed().as_millis();
         tracing::info!(claim, uid, ports = checkpoint.ports.len(), ms, "prepared");
         self.failures().remove(uid);
@@ -112,28 +119,32 @@ impl Driver {
         }
         let (owned, started) = (uid.to_owned(), Instant::now());
         let released = self.with_ports(move |ports| ports.release(&owned)).await;
-        self.failures().remove(uid);
         match &released {
-            Ok(()) => tracing::info!(claim = name, uid, ms = started.elapsed().as_millis(), "released"),
-            Err(error) => tracing::error!(claim = name, uid, "not released: {error}"),
+            Ok(()) => {
+                self.failures().remove(uid);
+                tracing::info!(claim = name, uid, ms = started.elapsed().as_millis(), "released");
+            }
+            Err(error) if self.is_news(uid, &error.to_string()) => {
+                tracing::error!(claim = name, uid, "not released: {error}");
+            }
+            Err(_) => {}
         }
         released
     }
 
-    /// Reports a failure in the background, unless it is the one that was reported last.
-    fn report_failure(self: &Arc<Self>, uid: &str, object: ResourceClaim, why: String) {
+    /// Whether a failure is another one than the last of this claim, or that was reported long ago: kubelet tries again
+    /// every few seconds.
+    fn is_news(&self, uid: &str, why: &str) -> bool {
         let mut failures = self.failures();
+        let known = failures.get(uid);
+        if known.is_some_and(|(before, at)| before == why && at.elapsed() < AGAIN) {
+            return false;
+        }
         if failures.len() >= MOST_FAILURES {
             failures.clear();
         }
-        if failures
-            .insert(uid.to_owned(), why.clone())
-            .is_some_and(|before| before == why)
-        {
-            return;
-        }
-        let driver = Arc::clone(self);
-        tokio::spawn(async move { driver.cluster.report_failure(&object, &why).await });
+        failures.insert(uid.to_owned(), (why.to_owned(), Instant::now()));
+        true
     }
 
     /// Reads the daemon's networks, again and again: sends their devices, and restores ports that are missing.
@@ -236,7 +247,7 @@ impl Driver {
         done.map_err(|_| DriverError::Ends)?.map_err(DriverError::from)
     }
 
-    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<String, (String, Instant)>> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
