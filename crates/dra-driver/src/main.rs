@@ -100,7 +100,9 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         _ = interrupted.recv() => {}
     }
     // So that kubelet knows at once. Ports stay: their pods run on.
-    let _ = fs::remove_file(&registration);
+    for socket in [registration, service] {
+        let _ = fs::remove_file(socket);
+    }
     tracing::info!("ended; ports of claims stay");
     Ok(())
 }

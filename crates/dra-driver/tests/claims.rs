@@ -93,7 +93,7 @@ fn claim_has_its_port_until_it_is_released() {
         scene.restart_driver(&[]);
         assert_eq!(scene.kubelet.prepared(&claim), devices);
         scene.end_driver(Signal::TERM);
-        assert!(!scene.kubelet.registration_socket().exists());
+        assert!(!scene.kubelet.registration_socket().exists() && !scene.kubelet.service_socket().exists());
         assert_eq!(std::fs::metadata(&socket).expect("there").ino(), inode);
         scene.restart_driver(&[]);
         scene.end_daemon();

@@ -47,6 +47,10 @@ impl Kubelet {
             .join(format!("{DRIVER}-reg.sock"))
     }
 
+    pub(crate) fn service_socket(&self) -> PathBuf {
+        self.dir.join("plugins").join(DRIVER).join("dra.sock")
+    }
+
     /// Registers the driver. Returns the path of its service.
     pub(crate) fn register(&self) -> PathBuf {
         let socket = self.registration_socket();
@@ -117,7 +121,7 @@ impl Kubelet {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let socket = self.dir.join("plugins").join(DRIVER).join("dra.sock");
+        let socket = self.service_socket();
         let path = format!("/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/{method}");
         let path = PathAndQuery::try_from(path).expect("a path");
         let answer = self.runtime.block_on(async {
