@@ -53,7 +53,7 @@ impl Files {
             let file = metadata.join(format!("{request}.json"));
             write_whole(&file, &self.metadata_of(claim, &ports), NO_SYNC)?;
             let environment = |port: &&ClaimPort| {
-                let name = names::variable(claim.shown(), request, port.device.number);
+                let name = names::variable(&claim.in_containers(), request, port.device.number);
                 format!("{name}={}", socket_in_container(claim, port))
             };
             devices.push(json!({
@@ -69,7 +69,7 @@ impl Files {
             }));
         }
         let mount = json!({
-            "hostPath": sockets, "containerPath": names::in_container(claim.shown()), "options": OPTIONS,
+            "hostPath": sockets, "containerPath": names::in_container(&claim.in_containers()), "options": OPTIONS,
         });
         let text = json!({
             "cdiVersion": CDI,
@@ -151,21 +151,17 @@ impl Files {
     }
 
     fn metadata_in_container(&self, claim: &ClaimName, request: &str) -> String {
-        let kind = match claim.in_pod {
-            Some(_) => "resourceclaimtemplates",
-            None => "resourceclaims",
+        let (kind, name) = match &claim.in_pod {
+            Some(name) => ("resourceclaimtemplates", name),
+            None => ("resourceclaims", &claim.name),
         };
-        format!(
-            "{METADATA}/{kind}/{}/{request}/{}-metadata.json",
-            claim.shown(),
-            self.driver
-        )
+        format!("{METADATA}/{kind}/{name}/{request}/{}-metadata.json", self.driver)
     }
 }
 
 /// The path of a port's socket in containers.
 pub(crate) fn socket_in_container(claim: &ClaimName, port: &ClaimPort) -> String {
-    format!("{}/{}", names::in_container(claim.shown()), port.socket)
+    format!("{}/{}", names::in_container(&claim.in_containers()), port.socket)
 }
 
 /// Addresses of a port, as Kubernetes writes them.

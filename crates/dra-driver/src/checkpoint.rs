@@ -39,9 +39,12 @@ pub(crate) struct ClaimName {
 }
 
 impl ClaimName {
-    /// The name that the pod's author knows.
-    pub(crate) fn shown(&self) -> &str {
-        self.in_pod.as_deref().unwrap_or(&self.name)
+    /// The name of its directory in containers: a pod may have a claim of a template and another claim of one name.
+    pub(crate) fn in_containers(&self) -> String {
+        match &self.in_pod {
+            Some(name) => name.clone(),
+            None => format!("{}.claim", self.name),
+        }
     }
 
     /// The name for logs, by which kubectl finds it.

@@ -315,9 +315,9 @@ mod tests {
 
     #[test]
     fn name_in_the_pod_is_no_path() {
-        for (annotation, shown) in [("lan", "lan"), ("../../etc", "c"), ("a\nb", "c")] {
+        for (annotation, shown) in [("lan", "lan"), ("../../etc", "c.claim"), ("a\nb", "c.claim")] {
             let object = serde_json::from_value(claim("u", annotation)).expect("a claim");
-            assert_eq!(name_of(&object).shown(), shown);
+            assert_eq!(name_of(&object).in_containers(), shown);
         }
     }
 }
