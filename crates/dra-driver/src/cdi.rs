@@ -80,6 +80,21 @@ impl Files {
         write_whole(&self.path(&claim.uid), text.to_string().as_bytes(), NO_SYNC)
     }
 
+    /// Names of a claim that has files.
+    pub(crate) fn claim(&self, uid: &str) -> Option<ClaimName> {
+        let file = fs::read_dir(self.metadata.join(uid)).ok()?.next()?.ok()?;
+        let text = fs::read(file.path()).ok()?;
+        let mut versions = serde_json::Deserializer::from_slice(&text).into_iter::<Value>();
+        let metadata = versions.next()?.ok()?;
+        let text = |path: &str| Some(metadata.pointer(path)?.as_str()?.to_owned());
+        Some(ClaimName {
+            namespace: text("/metadata/namespace")?,
+            name: text("/metadata/name")?,
+            uid: text("/metadata/uid")?,
+            in_pod: text("/podClaimName"),
+        })
+    }
+
     /// Removes the files of a claim.
     ///
     /// # Errors

@@ -2,7 +2,8 @@
 //!
 //! A claim's file is written before its first port is added and removed after its last port is gone, so a driver that is
 //! killed at any moment finds all that it must finish or undo. A file is replaced as a whole (rename(2)) and synchronized
-//! before, so a power failure leaves the old or the new one. While a file cannot be read, the ports of its claim stay.
+//! before, so a power failure leaves the old or the new one. If a file cannot be read, the ports of its claim stay until
+//! the claim is released or gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -130,7 +131,7 @@ impl Store {
                 Ok(checkpoint) => drop(known.insert(uid.to_owned(), checkpoint)),
                 Err(error) => {
                     let path = path.display();
-                    tracing::error!("{path}: {error}: its claim keeps its ports until kubelet releases it");
+                    tracing::error!("{path}: {error}: its claim keeps its ports until its end");
                     unreadable.insert(uid.to_owned());
                 }
             }
@@ -175,6 +176,11 @@ impl Store {
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Checkpoint> {
         self.known.values()
+    }
+
+    /// UIDs of claims whose file cannot be read.
+    pub(crate) fn unreadable(&self) -> impl Iterator<Item = &String> {
+        self.unreadable.iter()
     }
 
     /// UIDs of all claims that have a file.

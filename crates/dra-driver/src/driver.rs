@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{Device as SliceDevice, ResourceClaim};
 use model::state::NetworkStatus;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
-use crate::checkpoint::{Checkpoint, ClaimName, ClaimPort};
+use crate::checkpoint::{Checkpoint, ClaimPort};
 use crate::cluster::claims::ClaimError;
 use crate::cluster::{Cluster, slices};
 use crate::daemon::{Daemon, DaemonError};
@@ -210,13 +210,7 @@ impl Driver {
     /// lost its state.
     pub(crate) async fn collect(&self) {
         loop {
-            let ports = self.ports.lock().await;
-            let claims: Vec<ClaimName> = ports
-                .store
-                .all()
-                .map(|checkpoint| checkpoint.claim.clone())
-                .collect();
-            drop(ports);
+            let claims = self.ports.lock().await.claims();
             for claim in claims {
                 if self.cluster.has(&claim).await == Some(false) {
                     tracing::info!(

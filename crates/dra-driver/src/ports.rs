@@ -137,6 +137,13 @@ impl Ports {
         Ok(())
     }
 
+    /// All claims that have a checkpoint. If it cannot be read, the metadata has the claim's names.
+    pub(crate) fn claims(&self) -> Vec<ClaimName> {
+        let read = self.store.all().map(|checkpoint| checkpoint.claim.clone());
+        let unreadable = self.store.unreadable().filter_map(|uid| self.files.claim(uid));
+        read.chain(unreadable).collect()
+    }
+
     /// Restores directories and files of all claims, when the driver starts: a reboot empties /run.
     pub(crate) fn restore_files(&self) {
         for checkpoint in self.store.all() {
@@ -311,13 +318,6 @@ impl Ports {
     }
 }
 
-fn file_error(path: PathBuf, source: io::Error) -> PortsError {
-    PortsError::File { path, source }
-}
-
-fn names_of(networks: &[NetworkStatus]) -> Vec<String> {
-    networks.iter().map(|network| network.name.clone()).collect()
-}
 /// Does something for all ports of a claim.
 ///
 /// # Errors
@@ -334,6 +334,13 @@ fn in_turn<T>(ports: &[T], mut what: impl FnMut(&T) -> Result<(), PortsError>) -
     Ok(())
 }
 
+fn file_error(path: PathBuf, source: io::Error) -> PortsError {
+    PortsError::File { path, source }
+}
+
+fn names_of(networks: &[NetworkStatus]) -> Vec<String> {
+    networks.iter().map(|network| network.name.clone()).collect()
+}
 
 #[cfg(test)]
 mod tests {

@@ -170,18 +170,22 @@ fn what_kubelet_forgot_is_collected() {
     require!(Root);
     on_node(State::Kept, |mut scene, _| {
         let share = [("net", "lan", 1, None)];
-        let [gone, unreadable, lost, kept] =
-            ["gone", "unreadable", "lost", "kept"].map(|name| scene.cluster.allocate(name, &share, &[]));
-        for claim in [&gone, &unreadable, &lost, &kept] {
+        let [gone, gone_too, unreadable, lost, kept] = ["gone", "gone-too", "unreadable", "lost", "kept"]
+            .map(|name| scene.cluster.allocate(name, &share, &[]));
+        for claim in [&gone, &gone_too, &unreadable, &lost, &kept] {
             scene.kubelet.prepared(claim);
         }
         scene.end_driver(Signal::KILL);
-        scene.cluster.delete(&gone);
-        std::fs::write(scene.checkpoint(&unreadable), "{").expect("ours");
+        for claim in [&gone, &gone_too] {
+            scene.cluster.delete(claim);
+        }
+        for claim in [&gone_too, &unreadable] {
+            std::fs::write(scene.checkpoint(claim), "{").expect("ours");
+        }
         std::fs::remove_file(scene.checkpoint(&lost)).expect("ours");
         std::fs::write(scene.checkpoint(&lost).with_extension("new"), "{").expect("ours");
         scene.restart_driver(&[]);
-        for claim in [&gone, &lost] {
+        for claim in [&gone, &gone_too, &lost] {
             scene.await_that("collected", |scene| {
                 scene.port(claim, "net").is_none()
                     && !scene.sockets(claim).exists()
