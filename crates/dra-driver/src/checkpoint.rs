@@ -1,9 +1,9 @@
 //! What the driver has prepared, on disk: one file for each claim.
 //!
-//! A claim's file is written before its first port is added and removed after its last port is gone, so a driver that is
-//! killed at any moment finds all that it must finish or undo. A file is replaced as a whole (rename(2)) and synchronized
-//! before, so a power failure leaves the old or the new one. If a file cannot be read, the ports of its claim stay until
-//! the claim is released or gone.
+//! A claim's file is written before its first port is added and removed after its last port is gone, so a driver that
+//! is killed at any moment finds all that it must finish or undo. A file is replaced as a whole (rename(2)) and
+//! synchronized before, so a power failure leaves the old, the new or no file. If one cannot be read, the ports of its
+//! claim stay until the claim is released or gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -101,7 +101,7 @@ impl Checkpoint {
 pub(crate) struct Store {
     directory: PathBuf,
     /// The directory, locked: two drivers would each remove ports of the other.
-    lock: File,
+    _lock: File,
     known: BTreeMap<String, Checkpoint>,
     /// Claims whose file cannot be read.
     unreadable: BTreeSet<String>,
@@ -138,7 +138,7 @@ impl Store {
         }
         Ok(Self {
             directory,
-            lock,
+            _lock: lock,
             known,
             unreadable,
         })
@@ -152,8 +152,7 @@ impl Store {
         let uid = &checkpoint.claim.uid;
         let path = self.path(uid);
         write_whole(&path, &serde_json::to_vec(&checkpoint)?, File::sync_all)?;
-        // The new name, too.
-        self.lock.sync_all()?;
+        // After a power failure the name may be lost: kubelet prepares claims again then.
         self.unreadable.remove(uid);
         self.known.insert(uid.clone(), checkpoint);
         Ok(())
