@@ -15,10 +15,10 @@ mod ring;
 mod split;
 
 #[cfg(feature = "test-driver")]
-#[path = "for_tests/packed.rs"]
+#[path = "tests/packed.rs"]
 mod packed;
 #[cfg(feature = "test-driver")]
-#[path = "for_tests/queue.rs"]
+#[path = "tests/queue.rs"]
 mod queue;
 
 #[cfg(feature = "test-driver")]

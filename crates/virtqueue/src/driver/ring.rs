@@ -126,5 +126,5 @@ impl DriverRing {
 }
 
 #[cfg(feature = "test-driver")]
-#[path = "for_tests/ring.rs"]
-mod for_tests;
+#[path = "tests/ring.rs"]
+mod tests;

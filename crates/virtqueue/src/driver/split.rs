@@ -226,5 +226,5 @@ impl SplitDriver {
 }
 
 #[cfg(feature = "test-driver")]
-#[path = "for_tests/split.rs"]
-mod for_tests;
+#[path = "tests/split.rs"]
+mod tests;
