@@ -41,7 +41,6 @@ mod header;
 mod tests;
 
 use group::{Appended, Group};
-pub use header::NetHeader;
 
 /// Maximum number of frames in a batch.
 pub const MOST_FRAMES: usize = 64;
@@ -394,18 +393,16 @@ impl Batch {
         })
     }
 
-    /// The virtio-net header of a run, for a guest that accepted GUEST_CSUM.
+    /// The virtio-net header of a run, without `num_buffers`, for a guest that accepted GUEST_CSUM.
     #[inline]
     #[must_use]
-    pub fn header(&self, run: &Run) -> NetHeader {
+    pub fn header(&self, run: &Run) -> [u8; 10] {
         let entry = &self.entries[run.first()];
-        let Some(layers) = &entry.layers else {
-            return NetHeader::NONE;
-        };
-        if run.count == 1 {
-            return NetHeader::of_frame(layers, entry.verdict);
+        match &entry.layers {
+            None => [0; 10],
+            Some(layers) if run.count == 1 => header::of_frame(layers, entry.verdict),
+            Some(layers) => header::of_gso_packet(layers, entry.payload(), entry.cwr),
         }
-        NetHeader::of_gso_packet(layers, entry.payload(), entry.cwr)
     }
 
     /// The layers of a frame with a partial checksum.

@@ -443,7 +443,7 @@ impl Arrivals {
     #[inline]
     fn deliver_run(&mut self, received: &mut [RxDesc], umem: &Umem, delivery: &mut Delivery<'_>, run: &Run) {
         let offload = match self.looks {
-            Some(Looks { tell: true, .. }) => self.batch.header(run).to_bytes(),
+            Some(Looks { tell: true, .. }) => self.batch.header(run),
             _ => NO_OFFLOAD,
         };
         let frame = self.frames[run.first()];

@@ -27,8 +27,8 @@
 
 use packet::HEADERS_MAX;
 use packet::checksum::{self, Sum};
-use packet::coalesce::NetHeader;
 use packet::layers::{self, Layers};
+use packet::segment::Request;
 use packet::tunnel::{self, TUNNEL_HEADERS_MAX};
 use packet::verify::{self, Unfinished, Verdict};
 use xsk::{RxDesc, Umem, UmemOffset};
@@ -123,15 +123,17 @@ impl PrivateLook {
     /// Looks at a frame, and completes its checksum if that is needed. Returns the virtio-net header for it, except for
     /// `num_buffers`.
     pub(crate) fn look(&mut self, umem: &Umem, frame: UmemRange, counters: &PairCounters) -> [u8; 10] {
-        let unfinished = match self.find(umem, frame) {
-            None => return NetHeader::NONE.to_bytes(),
-            Some(Partial::Own(own)) if self.looks.tell => return NetHeader::of_partial(own.at).to_bytes(),
-            Some(Partial::Own(unfinished) | Partial::Inner(unfinished)) => unfinished,
+        let request = match self.find(umem, frame) {
+            Some(Partial::Own(own)) if self.looks.tell => Request::of_partial(own.at),
+            Some(Partial::Own(unfinished) | Partial::Inner(unfinished)) => {
+                if self.complete(umem, frame, &unfinished).is_some() {
+                    counters.to_guest_checksums_completed.add(1);
+                }
+                Request::default()
+            }
+            None => Request::default(),
         };
-        if self.complete(umem, frame, &unfinished).is_some() {
-            counters.to_guest_checksums_completed.add(1);
-        }
-        NetHeader::NONE.to_bytes()
+        request.to_header(0)
     }
 
     /// Looks for a partial checksum in a frame, of which the headers are copied.

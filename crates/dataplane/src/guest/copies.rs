@@ -4,10 +4,10 @@ use acl::FlowHints;
 use device::counters::PairCounters;
 use device::pair::Fault;
 use packet::HEADERS_MAX;
-use packet::checksum;
-use packet::coalesce::NetHeader;
+use packet::checksum::{self, ChecksumAt};
 use packet::ethernet::{ADDRESS_BYTES, TAG_BYTES};
 use packet::layers;
+use packet::segment::Request;
 use packet::verify::Unfinished;
 
 use crate::fdb::PortNumber;
@@ -77,17 +77,17 @@ impl Several<'_> {
         forwarding: &Forwarding,
         siblings: &mut dyn Siblings,
     ) -> usize {
-        let (header, unfinished) = match self.partial() {
+        let (partial, unfinished) = match self.partial() {
             None => return self.give_alike(to, forwarding, None, true, siblings),
             Some(Partial::Inner(inner)) => {
                 self.complete(&inner);
                 return self.give_alike(to, forwarding, None, true, siblings);
             }
-            Some(Partial::Own(own)) => (Some(NetHeader::of_partial(own.at)), own),
+            Some(Partial::Own(own)) => (Some(own.at), own),
         };
-        let work = self.give_alike(to.clone(), forwarding, header, true, siblings);
+        let work = self.give_alike(to.clone(), forwarding, partial, true, siblings);
         self.complete(&unfinished);
-        work + self.give_alike(to, forwarding, header, false, siblings)
+        work + self.give_alike(to, forwarding, partial, false, siblings)
     }
 
     /// Completes a checksum, at the position that the parsed headers give.
@@ -103,20 +103,23 @@ impl Several<'_> {
         &self,
         to: impl Iterator<Item = (PortNumber, LaneRef)>,
         forwarding: &Forwarding,
-        unfinished: Option<NetHeader>,
+        partial: Option<ChecksumAt>,
         takes_partial: bool,
         siblings: &mut dyn Siblings,
     ) -> usize {
         let mut work = 0;
         for (port, guest) in to {
             siblings.deliver_to(guest.at, |target| {
-                if unfinished.is_some() && target.vring.guest.offloads.guest_csum != takes_partial {
+                if partial.is_some() && target.vring.guest.offloads.guest_csum != takes_partial {
                     return Ok(0);
                 }
                 let tag_off = self.vlan != 0 && !forwarding.is_tagged(port);
-                let offload = match unfinished.filter(|_| takes_partial) {
-                    Some(header) if tag_off => moved_up(header).to_bytes(),
-                    Some(header) => header.to_bytes(),
+                let offload = match partial.filter(|_| takes_partial) {
+                    Some(ChecksumAt { start, offset }) if tag_off => {
+                        let start = start.saturating_sub(TAG_BYTES as u16);
+                        Request::of_partial(ChecksumAt { start, offset }).to_header(0)
+                    }
+                    Some(at) => Request::of_partial(at).to_header(0),
                     None => NO_OFFLOAD,
                 };
                 let mut shown = TwoParts::of(self.frame, tag_off);
@@ -140,14 +143,6 @@ impl Several<'_> {
         let headers = &self.frame[..HEADERS_MAX.min(self.frame.len())];
         let layers = layers::parse(headers, u32::try_from(self.frame.len()).ok()?)?;
         Partial::find(self.frame, &layers)
-    }
-}
-
-/// The header of a frame without its tag.
-fn moved_up(header: NetHeader) -> NetHeader {
-    NetHeader {
-        csum_start: header.csum_start.saturating_sub(TAG_BYTES as u16),
-        ..header
     }
 }
 

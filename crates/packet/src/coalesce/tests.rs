@@ -10,7 +10,8 @@ use etherparse::{
 };
 
 use super::*;
-use crate::segment::{Gso, GsoKind, Plan};
+use crate::checksum::ChecksumAt;
+use crate::segment::{Gso, GsoKind, Plan, Request};
 use crate::{checksum, verify};
 
 const ALL: Rules = Rules {
@@ -229,6 +230,31 @@ fn batch_of(rules: Rules, frames: &[Vec<u8>]) -> Batch {
     batch
 }
 
+/// The fields of a virtio-net header without `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct NetHeader {
+    flags: u8,
+    gso_type: u8,
+    hdr_len: u16,
+    gso_size: u16,
+    csum_start: u16,
+    csum_offset: u16,
+}
+
+impl From<[u8; 10]> for NetHeader {
+    fn from(bytes: [u8; 10]) -> Self {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        Self {
+            flags: bytes[0],
+            gso_type: bytes[1],
+            hdr_len: word(2),
+            gso_size: word(4),
+            csum_start: word(6),
+            csum_offset: word(8),
+        }
+    }
+}
+
 /// What is delivered: header, bytes, and the numbers of the frames in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Delivered {
@@ -254,7 +280,7 @@ fn deliver(batch: &Batch, frames: &[Vec<u8>], room: impl Fn(usize) -> u32) -> Ve
         }
         assert_eq!((bytes.len(), members.len()), (run.bytes() as usize, run.frames()));
         delivered.push(Delivered {
-            header: batch.header(&run),
+            header: batch.header(&run).into(),
             frame: bytes,
             members,
         });

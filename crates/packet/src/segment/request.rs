@@ -37,6 +37,16 @@ pub struct Request {
 }
 
 impl Request {
+    /// Of a frame that is not a GSO packet: to complete this checksum.
+    #[inline]
+    #[must_use]
+    pub fn of_partial(at: ChecksumAt) -> Self {
+        Self {
+            csum: Some(at),
+            gso: None,
+        }
+    }
+
     /// The first ten bytes of the header for a frame to a guest that performs these offloads; `hdr_len`:
     /// bytes of the frame's headers, if it is a GSO packet.
     #[must_use]

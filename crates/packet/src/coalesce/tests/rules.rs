@@ -79,10 +79,7 @@ fn nothing_is_merged_that_was_not_accepted() {
             assert_eq!(&got.frame, frame);
             assert_eq!(
                 got.header,
-                NetHeader {
-                    flags: 2,
-                    ..NetHeader::NONE
-                },
+                NetHeader::from([2, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
                 "DATA_VALID"
             );
         }
@@ -661,13 +658,18 @@ fn full_batch_takes_no_more_and_can_be_used_again() {
 
 #[test]
 fn header_lies_in_memory_as_the_specification_has_it() {
-    let header = NetHeader {
-        flags: 1,
-        gso_type: 4,
-        hdr_len: 0x0102,
-        gso_size: 0x0304,
-        csum_start: 0x0506,
-        csum_offset: 0x0708,
+    let csum = ChecksumAt {
+        start: 0x0506,
+        offset: 0x0708,
     };
-    assert_eq!(header.to_bytes(), [1, 4, 2, 1, 4, 3, 6, 5, 8, 7]);
+    let gso = Gso {
+        kind: GsoKind::Tcp6,
+        ecn: false,
+        size: 0x0304,
+    };
+    let request = Request {
+        csum: Some(csum),
+        gso: Some(gso),
+    };
+    assert_eq!(request.to_header(0x0102), [1, 4, 2, 1, 4, 3, 6, 5, 8, 7]);
 }
