@@ -305,7 +305,7 @@ def hints_cases():
         for flows in hints.FLOWS:
             take = lambda run, who, verb=verb, flows=flows: hints.classify(run, who, verb, flows)  # noqa: E731
             cases.append(HintsCase(f"{verb}/{flows}", ["off", "nic"], take))
-    cases.append(HintsCase("reading", list(hints.READERS), hints.reading))
+    cases.append(HintsCase("reading", ["by-id"], hints.reading))
     for name, contenders, take in (
         ("ovs", ["l2fwd", "ovs", "ovs-emc"], hints.beside_ovs),
         ("guests", list(guest_flows.CONTENDERS), guest_flows.rate),

@@ -6,7 +6,7 @@ sample: `judge_cycles` of the median frame by the time stamp counter, `mpps`, `h
 example `flows`', by a packet socket: what AF_XDP sends the kernel gives no hash. Those come one by one; so the receiver sleeps after each batch and
 finds many, as a worker does that has much to do.
 
-hints/reading: reading alone, by the layout that is expected (`read_batch`) and by the one that is looked up for each frame.
+hints/reading: reading alone: the layout is looked up for each frame, by its id.
 
 hints/ovs: *ovs* is a bridge over DPDK with the NIC as its only port, which sends each frame back to where it came from; *ovs-emc* takes each flow into its cache of
 exact flows at once (emc-insert-inv-prob 1). *l2fwd* does the same with the socket alone and 10 rules before it. The frames are ours, of so many flows, sent as fast as it goes, and counted where they come back to.
@@ -24,7 +24,6 @@ FLOWS = (1, 100, 10_000)
 VERBS = {"rxdrop": "rxdrop", "forward": "l2fwd"}
 # How long the receiver sleeps after a batch.
 GATHER_US = 500
-READERS = {"expected": "cycles_a_frame_expected", "by-id": "cycles_a_frame_by_id"}
 
 
 def classify(run, contender, verb, flows):
@@ -38,10 +37,10 @@ def classify(run, contender, verb, flows):
     return sample(result, found["cycles_a_frame"]) | {"hits_percent": hits}
 
 
-def reading(run, contender):
+def reading(run, _contender):
     """A sample of reading hints."""
     result = bench(run, "rxdrop", 100, ["--hints", "hash,vlan"])
-    return sample(result, result["hints"][READERS[contender]])
+    return sample(result, result["hints"]["cycles_a_frame_by_id"])
 
 
 def sample(result, cycles):

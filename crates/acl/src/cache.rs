@@ -127,17 +127,6 @@ impl<D: Copy + Default> FlowCache<D> {
         &self.places[set][at / 16 % WAYS]
     }
 
-    /// Reads the cache lines for flows with these hashes, before any is looked up: so the CPU waits for all
-    /// of them at once, instead of for each.
-    #[inline]
-    pub(crate) fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
-        let read = hashes.fold(0, |read, hash| {
-            let (sets, tag) = places_of(hash.into());
-            read ^ self.first_tagged(sets, self.tagged(sets, tag)).generation
-        });
-        std::hint::black_box(read);
-    }
-
     /// Whether a place of this hash is free.
     pub(crate) fn has_room(&self, hash: u64) -> bool {
         let (sets, _) = places_of(hash);

@@ -111,12 +111,6 @@ impl<D: Copy + Default> Classifier<D> {
         self.miss((*key, second_key, hash), counters, find)
     }
 
-    /// Prefetches for frames with these NIC hashes, which will be checked next.
-    #[inline]
-    pub fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
-        self.cache.look_ahead(hashes);
-    }
-
     #[cold]
     #[inline(never)]
     fn miss(

@@ -11,7 +11,7 @@ use device::counters::PairCounters;
 use model::config::{Direction, Filter, Rule};
 use serde_json::{Value, json};
 use steer::Program;
-use xsk::metadata::{Expected, Layouts};
+use xsk::metadata::Layouts;
 use xsk::{Umem, UmemOffset};
 
 use super::hints::{Cost, Inspect};
@@ -23,13 +23,9 @@ pub(super) struct FlowClassifier {
     classifier: Classifier<()>,
     counters: PairCounters,
     layouts: Layouts,
-    /// `None`: nothing is left before frames.
-    expected: Option<Expected>,
     /// Frames of the current batch, and their lengths.
     frames: Vec<UmemOffset>,
     lens: Vec<u32>,
-    /// The NIC's hashes, where they distinguish flows.
-    hashes: Vec<Option<u32>>,
     classified: u64,
     by_hash_of_nic: u64,
     cost: Cost,
@@ -52,11 +48,9 @@ impl FlowClassifier {
             rules,
             classifier: Classifier::new(compiled.expect("there is a rule")),
             counters: PairCounters::default(),
-            expected: Expected::latest(&layouts),
             layouts,
             frames: Vec::with_capacity(batch),
             lens: Vec::with_capacity(batch),
-            hashes: vec![None; batch],
             classified: 0,
             by_hash_of_nic: 0,
             cost: Cost::new(),
@@ -64,22 +58,10 @@ impl FlowClassifier {
     }
 
     fn classify(&mut self, umem: &Umem) {
-        // Prefetches the whole batch, so that its cache misses overlap.
-        for &frame in &self.frames {
-            umem.prefetch(frame);
-            if self.expected.is_some() {
-                umem.prefetch(UmemOffset::new(frame.get().saturating_sub(1)));
-            }
-        }
-        if let Some(expected) = &self.expected {
-            self.hashes.clear();
-            expected.read_hashes(&self.layouts, umem, &self.frames, |hash| {
-                let hash = hash.filter(|hash| hash.is_of_ports());
-                self.hashes.push(hash.map(|hash| hash.value));
-            });
-            self.classifier.look_ahead(self.hashes.iter().flatten().copied());
-        }
-        for ((&frame, &len), &hash) in self.frames.iter().zip(&self.lens).zip(&self.hashes) {
+        for (&frame, &len) in self.frames.iter().zip(&self.lens) {
+            let hash = self.layouts.read(umem, frame).hints().hash;
+            // The NIC's hash, where it distinguishes flows.
+            let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
             let mut head = [0; SHORT_LOOK_BYTES];
             let known = (len as usize).min(SHORT_LOOK_BYTES);
             // Of a frame that was received.

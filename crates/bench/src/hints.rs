@@ -1,7 +1,6 @@
 //! `rxdrop --hints`: which hints are before frames, how long ago the NIC received the frames, and the cost of reading.
 //!
-//! Batches alternate between the two ways of reading ([`xsk::metadata`]): by the expected layout, chosen once, and by
-//! looking up the layout ID of each frame. Caches are equally cold for both, and cycles are counted for each.
+//! They are read as ports read them ([`xsk::metadata`]), by the layout ID of each frame, and cycles are counted.
 //!
 //! The NIC's clock may show any time. So the first timestamp is compared with the kernel's clocks. One that shows up to
 //! a second more is assumed to be synchronized with the NIC's (by phc2sys), and latencies are measured with it. Without
@@ -14,7 +13,7 @@ use hdrhistogram::Histogram;
 use rustix::time::{ClockId, DynamicClockId, clock_gettime, clock_gettime_dynamic};
 use serde_json::{Value, json};
 use steer::{HintSet, Program};
-use xsk::metadata::{Expected, Found, Hints, Layouts};
+use xsk::metadata::{Found, Layouts};
 use xsk::{Umem, UmemOffset};
 
 /// Largest age of a frame for which the clocks are considered synchronized.
@@ -58,14 +57,11 @@ impl Inspect for () {
 pub(super) struct HintReader {
     asked: HintSet,
     layouts: Layouts,
-    expected: Option<Expected>,
     /// Frames of the current batch.
     frames: Vec<UmemOffset>,
     found: Vec<Found>,
-    by_id_next: bool,
     seen: Seen,
-    by_expected: Cost,
-    by_id: Cost,
+    cost: Cost,
     latency: Option<Latency>,
 }
 
@@ -109,14 +105,11 @@ impl HintReader {
         let batch = batch as usize;
         Self {
             asked: program.hints(),
-            expected: Expected::latest(&layouts),
             layouts,
             frames: Vec::with_capacity(batch),
             found: vec![Found::Nothing; batch],
-            by_id_next: false,
             seen: Seen::default(),
-            by_expected: Cost::new(),
-            by_id: Cost::new(),
+            cost: Cost::new(),
             latency: None,
         }
     }
@@ -127,7 +120,7 @@ impl HintReader {
         for found in self.found.iter().take(frames) {
             let seen = &mut self.seen;
             seen.frames += 1;
-            let hints: &Hints = match found {
+            let hints = match found {
                 Found::Hints(hints) => hints,
                 Found::Nothing => {
                     seen.nothing += 1;
@@ -169,8 +162,7 @@ impl HintReader {
             "with_mark": share(seen.mark),
             "with_nothing": share(seen.nothing),
             "of_unknown_layout": share(seen.unknown),
-            "cycles_a_frame_expected": self.by_expected.a_frame(),
-            "cycles_a_frame_by_id": self.by_id.a_frame(),
+            "cycles_a_frame_by_id": self.cost.a_frame(),
             "latency": self.latency.as_ref().map(Latency::report),
             "no_latency": self.why_no_latency(),
         })
@@ -193,23 +185,13 @@ impl Inspect for HintReader {
     }
 
     fn read(&mut self, umem: &Umem) {
-        let by_id = self.by_id_next;
-        self.by_id_next = !by_id;
         let begun = cycles::counter();
-        let cost = match (by_id, &self.expected) {
-            (false, Some(expected)) => {
-                expected.read_batch(&self.layouts, umem, &self.frames, &mut self.found);
-                &mut self.by_expected
-            }
-            _ => {
-                for (&frame, found) in self.frames.iter().zip(&mut self.found) {
-                    *found = self.layouts.read(umem, frame);
-                }
-                &mut self.by_id
-            }
-        };
+        for (&frame, found) in self.frames.iter().zip(&mut self.found) {
+            *found = self.layouts.read(umem, frame);
+        }
         if let (Some(begun), Some(ended)) = (begun, cycles::counter()) {
-            cost.record(ended.saturating_sub(begun), self.frames.len() as u64);
+            self.cost
+                .record(ended.saturating_sub(begun), self.frames.len() as u64);
         }
         self.count();
     }

@@ -387,20 +387,6 @@ impl View {
         Some(())
     }
 
-    /// Prefetches the cache line of a byte.
-    #[inline]
-    pub(crate) fn prefetch(&self, at: u64) {
-        let Some(byte) = self.ptr(at, 1) else { return };
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults and changes nothing but caches; SSE is part of x86_64.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(byte.as_ptr().cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = byte;
-    }
-
     /// Copies bytes out; `None`, and nothing read, if they are not all inside.
     #[inline]
     pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Option<()> {

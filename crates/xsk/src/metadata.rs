@@ -23,11 +23,6 @@
 //! If the program writes no metadata, older bytes of the chunk remain there. So call [`forget`] before a used
 //! chunk goes into the fill ring, unless the program always writes metadata.
 //!
-//! Two ways to read, with the same result:
-//! - [`Layouts::read`] looks up each frame's id;
-//! - [`Expected`] selects one layout at set-up: its fields are read for a whole batch, without a check for
-//!   each field; frames of other layouts are read as by [`Layouts::read`].
-//!
 //! Nothing here is trusted: ids, offsets and values may be arbitrary. Reads stay inside the UMEM and the structure.
 
 mod layout;
@@ -36,4 +31,4 @@ mod read;
 mod tests;
 
 pub use layout::{Field, Layout, LayoutError, MAX_LEN_BYTES};
-pub use read::{Expected, Found, Hash, Hints, Layouts, MAX_LAYOUTS, Tag, forget};
+pub use read::{Found, Hash, Hints, Layouts, MAX_LAYOUTS, Tag, forget};

@@ -300,13 +300,6 @@ impl Umem {
         self.view.write(offset.get(), bytes)
     }
 
-    /// Prefetches the bytes at `offset`, which are about to be read. The kernel wrote them, often on another CPU, so
-    /// the read takes time; several prefetches at once take hardly more than one.
-    #[inline]
-    pub fn prefetch(&self, offset: UmemOffset) {
-        self.view.prefetch(offset.get());
-    }
-
     /// Fills `bytes` from `offset`; `None`, and nothing read, if they are not all in the UMEM.
     #[inline]
     #[must_use]

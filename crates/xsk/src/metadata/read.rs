@@ -104,20 +104,12 @@ pub fn forget(umem: &Umem, frame: UmemOffset) {
 }
 
 /// The bytes directly before a frame.
-type Before = [u8; USUAL_BYTES];
-
 #[inline]
-fn before(umem: &Umem, frame: UmemOffset) -> Option<Before> {
+fn before(umem: &Umem, frame: UmemOffset) -> Option<[u8; USUAL_BYTES]> {
     let start = frame.get().checked_sub(USUAL_BYTES as u64)?;
     let mut bytes = [0; USUAL_BYTES];
     umem.read(UmemOffset::new(start), &mut bytes)?;
     Some(bytes)
-}
-
-#[inline]
-fn id_of(before: &Before) -> u32 {
-    let [.., a, b, c, d] = *before;
-    u32::from_ne_bytes([a, b, c, d])
 }
 
 /// A layout prepared for reading: offsets of the fields in the bytes that end at the frame.
@@ -138,7 +130,6 @@ const MARK: u8 = Field::Mark.absent_bit();
 const PORT: u8 = Field::Port.absent_bit();
 /// Only in a shape: the layout has the field `absent`.
 const ABSENT: u8 = 1 << 5;
-const SHAPES: u8 = 1 << 6;
 
 impl Places {
     fn new(layout: Layout) -> Self {
@@ -167,14 +158,14 @@ impl Places {
         }
     }
 
-    /// The hints in `bytes`, of a structure with this shape.
+    /// The hints in `bytes`.
     #[inline(always)]
-    fn hints(&self, shape: u8, bytes: &[u8]) -> Hints {
-        let absent = match shape & ABSENT {
+    fn hints(&self, bytes: &[u8]) -> Hints {
+        let absent = match self.shape & ABSENT {
             0 => 0,
             _ => u16::from_ne_bytes(self.read(Field::Absent, bytes)),
         };
-        let there = shape & !(absent as u8);
+        let there = self.shape & !(absent as u8);
         Hints {
             hash: (there & HASH != 0).then(|| Hash {
                 value: u32::from_ne_bytes(self.read(Field::Hash, bytes)),
@@ -205,7 +196,7 @@ impl Places {
         let bytes = &mut bytes[..usize::from(self.layout.len_bytes())];
         let start = frame.get().checked_sub(bytes.len() as u64);
         match start.and_then(|start| umem.read(UmemOffset::new(start), bytes)) {
-            Some(()) => Found::Hints(self.hints(self.shape, bytes)),
+            Some(()) => Found::Hints(self.hints(bytes)),
             None => Found::Nothing,
         }
     }
@@ -222,18 +213,10 @@ impl Layouts {
     #[must_use]
     pub fn new(latest_first: &[Layout]) -> Self {
         let mut layouts = Self::default();
-        let some = &latest_first[..latest_first.len().min(MAX_LAYOUTS)];
-        some.iter().rev().for_each(|&layout| layouts.learn(layout));
+        for (known, &layout) in layouts.known.iter_mut().zip(latest_first) {
+            *known = Some(Places::new(layout));
+        }
         layouts
-    }
-
-    /// Adds a layout as the latest; replaces one with the same id, or else drops the oldest of
-    /// [`MAX_LAYOUTS`].
-    pub fn learn(&mut self, layout: Layout) {
-        let is_same = |known: &Option<Places>| known.is_some_and(|known| known.layout.id() == layout.id());
-        let last = self.known.iter().position(is_same).unwrap_or(MAX_LAYOUTS - 1);
-        self.known[..=last].rotate_right(1);
-        self.known[0] = Some(Places::new(layout));
     }
 
     /// Whether none is known.
@@ -252,15 +235,11 @@ impl Layouts {
     #[inline]
     #[must_use]
     pub fn read(&self, umem: &Umem, frame: UmemOffset) -> Found {
-        match before(umem, frame) {
-            Some(bytes) => self.read_bytes(umem, frame, &bytes),
-            None => Found::Nothing,
-        }
-    }
-
-    #[inline]
-    fn read_bytes(&self, umem: &Umem, frame: UmemOffset, bytes: &Before) -> Found {
-        let id = id_of(bytes);
+        let Some(bytes) = before(umem, frame) else {
+            return Found::Nothing;
+        };
+        let [.., a, b, c, d] = bytes;
+        let id = u32::from_ne_bytes([a, b, c, d]);
         if id == 0 {
             // No layout has this id: the search is skipped.
             return Found::Nothing;
@@ -269,86 +248,11 @@ impl Layouts {
         for places in known {
             if places.layout.id() == id {
                 return match places.is_long() {
-                    false => Found::Hints(places.hints(places.shape, bytes)),
+                    false => Found::Hints(places.hints(&bytes)),
                     true => places.long(umem, frame),
                 };
             }
         }
         Found::Unknown(id)
-    }
-}
-
-/// The layout that most frames have, selected once: see the [module](self).
-#[derive(Debug, Clone, Copy)]
-pub struct Expected {
-    places: Places,
-}
-
-impl Expected {
-    /// Expects the latest of the known layouts; `None` if there is none.
-    #[must_use]
-    pub fn latest(layouts: &Layouts) -> Option<Self> {
-        layouts.known[0].map(|places| Self { places })
-    }
-
-    /// Reads the metadata of each of `frames` into `found`, up to the shorter length: the results of
-    /// [`Layouts::read`] of the same `layouts`.
-    pub fn read_batch(&self, layouts: &Layouts, umem: &Umem, frames: &[UmemOffset], found: &mut [Found]) {
-        macro_rules! one_of {
-            ($($shape:literal)*) => {
-                match self.places.shape {
-                    $($shape => self.batch_of::<$shape>(layouts, umem, frames, found),)*
-                    SHAPES.. => unreachable!("of six bits"),
-                }
-            };
-        }
-        if self.places.is_long() {
-            for (&frame, found) in frames.iter().zip(found) {
-                *found = layouts.read(umem, frame);
-            }
-            return;
-        }
-        one_of!(
-            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38
-            39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
-        );
-    }
-
-    /// Reads only the hash of each of `frames`, with the result of [`Layouts::read`] of the same `layouts`.
-    #[inline]
-    pub fn read_hashes(
-        &self,
-        layouts: &Layouts,
-        umem: &Umem,
-        frames: &[UmemOffset],
-        mut each: impl FnMut(Option<Hash>),
-    ) {
-        let (places, id) = (&self.places, self.places.layout.id());
-        // Reads no other hints: they would be many words per frame.
-        let shape = places.shape & (HASH | ABSENT);
-        for &frame in frames {
-            each(match before(umem, frame) {
-                Some(bytes) if id_of(&bytes) == id && !places.is_long() => places.hints(shape, &bytes).hash,
-                Some(bytes) => layouts.read_bytes(umem, frame, &bytes).hints().hash,
-                None => None,
-            });
-        }
-    }
-
-    fn batch_of<const SHAPE: u8>(
-        &self,
-        layouts: &Layouts,
-        umem: &Umem,
-        frames: &[UmemOffset],
-        found: &mut [Found],
-    ) {
-        let (places, id) = (self.places, self.places.layout.id());
-        for (&frame, found) in frames.iter().zip(found) {
-            *found = match before(umem, frame) {
-                Some(bytes) if id_of(&bytes) == id => Found::Hints(places.hints(SHAPE, &bytes)),
-                Some(bytes) => layouts.read_bytes(umem, frame, &bytes),
-                None => Found::Nothing,
-            };
-        }
     }
 }
