@@ -12,8 +12,6 @@
 //! [`DirectReceiver`](crate::direct::DirectReceiver) the NIC writes them to guest memory; in tap mode a queue receives
 //! nothing, and frames arrive at a tap ([`FromTap`]).
 
-use std::os::fd::BorrowedFd;
-
 use device::counters::PairCounters;
 use device::pair::{Fault, Vring};
 use virtqueue::{ChainId, Chains};
@@ -27,13 +25,12 @@ use crate::lane::Work;
 use crate::lane::limits::SEGMENTS;
 use crate::lane::shared::Shared;
 use crate::nic::endpoint::NicQueue;
-use crate::nic::hints::XdpMetadata;
 use crate::nic::lent::Lent;
 use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
 
-/// See the module's head.
-pub trait OwnQueue: Send {
+/// See the module's head. A method that is not implemented is that of no queue.
+pub trait OwnQueue: Send + Sized {
     /// Whether there is one.
     const IS_THERE: bool;
     /// Other lanes can deliver frames into the guest's receive buffers, too.
@@ -42,28 +39,39 @@ pub trait OwnQueue: Send {
     type Nic: Nic;
     /// What receives from it.
     type Receiver: Receive;
-    /// What frames to the LAN are put into.
-    type Sink<'a>: Sink
-    where
-        Self: 'a;
 
     /// Begins a poll: returns completed chains to the guest, and continues a GSO packet. Returns how much moved.
-    fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, counters: &PairCounters) -> usize;
+    #[inline]
+    fn begin(&mut self, _vring: &mut Vring, _sender: &mut Sender, _counters: &PairCounters) -> usize {
+        0
+    }
     /// How many chains [`Self::sink`] takes now; 0: a chain has to wait until frames are sent.
-    fn room(&mut self) -> usize;
+    #[inline]
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
     /// Sends frames of these chains, from the first on, as long as they need no work but a copy or a descriptor
     /// ([`Vring::plain`]); returns how many.
+    #[inline]
     fn put_plain(
         &mut self,
-        vring: &mut Vring,
-        chains: &Chains,
-        budget: &mut Budget,
-        counters: &PairCounters,
-    ) -> usize;
+        _vring: &mut Vring,
+        _chains: &Chains,
+        _budget: &mut Budget,
+        _counters: &PairCounters,
+    ) -> usize {
+        0
+    }
     /// What frames to the LAN are put into; `None`: a queue of the uplink takes them.
-    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<Self::Sink<'a>>;
+    #[inline]
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<impl Sink + 'a> {
+        None::<NicSink<'a, Self::Nic>>
+    }
     /// Part of a GSO packet is left, which no other frame may overtake.
-    fn has_rest(&self) -> bool;
+    #[inline]
+    fn has_rest(&self) -> bool {
+        false
+    }
     /// How many chains [`Self::give_back`] takes now.
     #[inline]
     fn places(&self) -> usize {
@@ -76,24 +84,38 @@ pub trait OwnQueue: Send {
     }
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns how many more have moved.
     /// Errors: the guest's fault.
+    #[inline]
     fn finish(
         &mut self,
-        vrings: (&mut Vring, &Shared<RxQueue>),
-        counters: &PairCounters,
-        moved: usize,
-    ) -> Result<usize, Fault>;
+        _vrings: (&mut Vring, &Shared<RxQueue>),
+        _counters: &PairCounters,
+        _moved: usize,
+    ) -> Result<usize, Fault> {
+        Ok(0)
+    }
     /// The queue, and what receives from it; `None`: there is none.
-    fn parts(&self) -> Option<(&NicQueue<Self::Nic>, &Self::Receiver)>;
+    #[inline]
+    fn parts(&self) -> Option<(&NicQueue<Self::Nic>, &Self::Receiver)> {
+        None
+    }
     /// The same, to be changed.
-    fn parts_mut(&mut self) -> Option<(&mut NicQueue<Self::Nic>, &mut Self::Receiver)>;
+    #[inline]
+    fn parts_mut(&mut self) -> Option<(&mut NicQueue<Self::Nic>, &mut Self::Receiver)> {
+        None
+    }
     /// The lane is about to sleep: what is left to do.
-    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work;
+    #[inline]
+    fn enable_notifications(&mut self, _to_guest: &mut Vring) -> Work {
+        Work::None
+    }
     /// The guest has nothing to send.
     fn pause(&mut self) {}
     /// Sends a frame of the daemon, if there is room now.
-    fn inject(&mut self, frame: &[u8], counters: &PairCounters);
+    fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
     /// The lane is stopped: takes back what the kernel holds. Returns the queue, if it outlives the lane.
-    fn stop(self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>>;
+    fn stop(self, _from_guest: &mut Vring, _guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
+        None
+    }
 
     /// Delivers received frames, as far as the guest has buffers; returns how many.
     /// Errors: the guest's fault.
@@ -108,40 +130,6 @@ pub trait OwnQueue: Send {
     fn has_frames(&mut self) -> bool {
         let parts = self.parts_mut();
         parts.is_some_and(|(queue, receiver)| receiver.has_frames(queue))
-    }
-
-    /// The NIC's descriptor, readable when frames arrive.
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.parts()?.0.nic.fd()
-    }
-
-    /// See [`Lane::awaits_nic`](crate::lane::Lane::awaits_nic).
-    fn awaits_nic(&self) -> bool {
-        self.parts().is_some_and(|(_, receiver)| receiver.awaits_nic())
-    }
-
-    /// The tap at which frames arrive; `None`: they arrive at the queue.
-    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.parts()?.1.tap()
-    }
-
-    /// The epoll set has reported that tap.
-    fn note_event(&mut self) {
-        if let Some((_, receiver)) = self.parts_mut() {
-            receiver.note_event();
-        }
-    }
-
-    /// See [`Lane::has_edges`](crate::lane::Lane::has_edges).
-    fn has_edges(&self) -> bool {
-        self.parts().is_some_and(|(queue, _)| queue.nic.has_edges())
-    }
-
-    /// Sets which metadata precedes its frames, if the program writes any.
-    fn set_metadata(&mut self, metadata: &XdpMetadata) {
-        if let Some((queue, _)) = self.parts_mut() {
-            queue.set_metadata(metadata);
-        }
     }
 
     /// Sets the longest frame, bytes.
@@ -161,69 +149,6 @@ impl OwnQueue for NoQueue {
     const IS_THERE: bool = false;
     type Nic = XdpNic;
     type Receiver = Receiver;
-    type Sink<'a> = NicSink<'a, XdpNic>;
-
-    #[inline]
-    fn begin(&mut self, _vring: &mut Vring, _sender: &mut Sender, _counters: &PairCounters) -> usize {
-        0
-    }
-
-    #[inline]
-    fn room(&mut self) -> usize {
-        usize::MAX
-    }
-
-    #[inline]
-    fn put_plain(
-        &mut self,
-        _vring: &mut Vring,
-        _chains: &Chains,
-        _budget: &mut Budget,
-        _counters: &PairCounters,
-    ) -> usize {
-        0
-    }
-
-    #[inline]
-    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<NicSink<'a, XdpNic>> {
-        None
-    }
-
-    #[inline]
-    fn has_rest(&self) -> bool {
-        false
-    }
-
-    #[inline]
-    fn finish(
-        &mut self,
-        _vrings: (&mut Vring, &Shared<RxQueue>),
-        _counters: &PairCounters,
-        _moved: usize,
-    ) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
-    #[inline]
-    fn parts(&self) -> Option<(&NicQueue<XdpNic>, &Receiver)> {
-        None
-    }
-
-    #[inline]
-    fn parts_mut(&mut self) -> Option<(&mut NicQueue<XdpNic>, &mut Receiver)> {
-        None
-    }
-
-    #[inline]
-    fn enable_notifications(&mut self, _to_guest: &mut Vring) -> Work {
-        Work::None
-    }
-
-    fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
-
-    fn stop(self, _from_guest: &mut Vring, _guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
-        None
-    }
 }
 
 /// A queue with memory of the daemon; each frame is copied once.
@@ -264,10 +189,6 @@ impl<N: Lent, R: Receive> OwnQueue for CopyQueue<N, R> {
     const IS_THERE: bool = true;
     type Nic = N;
     type Receiver = R;
-    type Sink<'a>
-        = NicSink<'a, N>
-    where
-        Self: 'a;
 
     fn begin(&mut self, _vring: &mut Vring, sender: &mut Sender, counters: &PairCounters) -> usize {
         self.queue.reclaim(SEGMENTS * 2, counters);
@@ -301,7 +222,7 @@ impl<N: Lent, R: Receive> OwnQueue for CopyQueue<N, R> {
         done
     }
 
-    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<NicSink<'a, N>> {
+    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<impl Sink + 'a> {
         Some(NicSink::new(&mut self.queue, &mut self.transmit, counters))
     }
 

@@ -137,7 +137,7 @@ impl Transmit {
 }
 
 /// Sends the frames of one batch; see the module's head.
-pub struct NicSink<'a, N> {
+pub(crate) struct NicSink<'a, N> {
     queue: &'a mut NicQueue<N>,
     transmit: &'a mut Transmit,
     counters: &'a PairCounters,

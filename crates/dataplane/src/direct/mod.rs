@@ -65,7 +65,7 @@ use crate::direct::in_flight::InFlight;
 use crate::direct::place::Place;
 use crate::frame::checksums::PrivateLook;
 use crate::frame::gso::GsoPacket;
-use crate::guest::from_guest::{Budget, Sender};
+use crate::guest::from_guest::{Budget, Sender, Sink};
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::Work;
 use crate::lane::limits::BATCH;
@@ -302,10 +302,6 @@ impl<N: Nic, R: Receive> OwnQueue for DirectQueue<N, R> {
     const IS_THERE: bool = true;
     type Nic = N;
     type Receiver = R;
-    type Sink<'a>
-        = &'a mut Self
-    where
-        Self: 'a;
 
     fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, _counters: &PairCounters) -> usize {
         let mut moved = self.reap(vring);
@@ -357,7 +353,7 @@ impl<N: Nic, R: Receive> OwnQueue for DirectQueue<N, R> {
         done
     }
 
-    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut Self> {
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<impl Sink + 'a> {
         Some(self)
     }
 

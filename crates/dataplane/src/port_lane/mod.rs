@@ -43,6 +43,7 @@ use self::classified::{Classified, with_tag};
 use self::copies::pass_copy;
 use self::remote::Underlay;
 use crate::backend::own_queue::{NoQueue, OwnQueue};
+use crate::backend::receiver::Receive;
 use crate::backend::to_nic::Transmit;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
 use crate::fdb::{Destination, PortNumber};
@@ -55,6 +56,7 @@ use crate::lane::limits::BATCH;
 use crate::lane::shared::{Shared, Waits};
 use crate::lane::{Lane, Siblings, SlotAt, Stopped, Work, enable_kicks};
 use crate::nic::hints::XdpMetadata;
+use crate::nic::queue::Nic;
 use crate::policy::filter::{Acl, LaneFilter};
 use crate::policy::guard::Guard;
 use crate::policy::rate_limit::{Cost, PortLimits};
@@ -487,19 +489,23 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.own.nic()
+        self.own.parts()?.0.nic.fd()
     }
 
     fn awaits_nic(&self) -> bool {
-        self.own.awaits_nic()
+        self.own
+            .parts()
+            .is_some_and(|(_, receiver)| receiver.awaits_nic())
     }
 
     fn has_edges(&self) -> bool {
-        self.own.has_edges()
+        self.own.parts().is_some_and(|(queue, _)| queue.nic.has_edges())
     }
 
     fn set_metadata(&mut self, metadata: &XdpMetadata) {
-        self.own.set_metadata(metadata);
+        if let Some((queue, _)) = self.own.parts_mut() {
+            queue.set_metadata(metadata);
+        }
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
@@ -530,11 +536,13 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.own.event_fd()
+        self.own.parts()?.1.tap()
     }
 
     fn note_event(&mut self) {
-        self.own.note_event();
+        if let Some((_, receiver)) = self.own.parts_mut() {
+            receiver.note_event();
+        }
     }
 
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
