@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use crate::connection::Receiving;
+use crate::connection::{ConnectionId, ListenerId, Receiving};
 use crate::event::Event;
 use crate::receiver::{MOST_BARREN, Receiver};
 use crate::ring::{Completion, Kind};
@@ -32,7 +32,8 @@ impl Receiver {
 
     fn received(&mut self, done: &Completion) -> Option<Event> {
         let slot = done.tag.slot;
-        let (from, connection) = self.connections.at(slot)?;
+        let (place, connection) = self.connections.at(slot)?;
+        let from = ConnectionId(place);
         let block = match connection.receiving {
             Receiving::Armed(block) => block,
             _ => None,
@@ -97,14 +98,16 @@ impl Receiver {
     }
 
     fn over(&mut self, slot: u32, error: Option<io::Error>) -> Option<Event> {
-        let (connection, it) = self.connections.at(slot)?;
+        let (place, it) = self.connections.at(slot)?;
+        let connection = ConnectionId(place);
         it.receiving = Receiving::Over;
         Some(Event::Ended { connection, error })
     }
 
     fn sent(&mut self, done: &Completion) -> Option<Event> {
         let slot = done.tag.slot;
-        let (to, connection) = self.connections.at(slot)?;
+        let (place, connection) = self.connections.at(slot)?;
+        let to = ConnectionId(place);
         connection
             .outbox
             .complete(usize::try_from(done.result).unwrap_or(0));
@@ -132,11 +135,12 @@ impl Receiver {
             descriptor @ 0.. => Ok(own(descriptor)),
             error => Err(io::Error::from_raw_os_error(-error)),
         };
-        let (listener, it) = self.listeners.at(done.tag.slot)?;
+        let (place, it) = self.listeners.at(done.tag.slot)?;
+        let listener = ListenerId(place);
         it.accepts = it.accepts.saturating_sub(1);
         if it.stopping {
             // If the kernel takes no requests, the next `wait` says so.
-            let _ = self.cancel_accepts(listener.slot);
+            let _ = self.cancel_accepts(place.slot);
             let socket = socket.ok()?;
             return Some(Event::Accepted { listener, socket });
         }
@@ -253,14 +257,14 @@ mod tests {
         // More than a socket takes.
         assert!(receiver.send(connection, vec![0; 64 << 20]));
         receiver.wait(Some(Duration::ZERO)).unwrap();
-        let it = receiver.connections.get(connection).unwrap();
+        let it = receiver.connections.get_mut(connection.0).unwrap();
         assert!(it.outbox.is_under_way() && it.receiving == Receiving::Armed(None));
         (it.closing, it.aborted) = (true, true);
         for kind in [Kind::CancelReceive, Kind::CancelSend] {
             receiver.done.push_back(Completion {
                 tag: Tag {
                     kind,
-                    slot: connection.slot,
+                    slot: connection.0.slot,
                 },
                 result: -libc::ENOENT,
                 more: false,

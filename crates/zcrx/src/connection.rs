@@ -4,18 +4,78 @@ use std::os::fd::OwnedFd;
 
 use crate::outbox::Outbox;
 
+/// A slot in one of its uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) slot: u32,
+    generation: u32,
+}
+
 /// A connection of one receiver, not valid for another one. The ID of a closed connection never matches a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
-}
+pub struct ConnectionId(pub(crate) Place);
 
 /// A listener of one receiver, not valid for another one. The ID of a stopped listener never matches a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ListenerId {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
+pub struct ListenerId(pub(crate) Place);
+
+/// Connections or listeners by slot.
+pub(crate) struct Slots<T> {
+    /// Each with the number of its uses before.
+    slots: Vec<(u32, Option<T>)>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl<T> Slots<T> {
+    pub(crate) fn add(&mut self, value: T) -> Place {
+        let slot = self.free.pop().unwrap_or(self.slots.len() as u32);
+        if slot as usize == self.slots.len() {
+            self.slots.push((0, None));
+        }
+        let (generation, place) = &mut self.slots[slot as usize];
+        *place = Some(value);
+        let generation = *generation;
+        Place { slot, generation }
+    }
+
+    /// Frees the slot. Only when no request of it is under way.
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
+        let (generation, place) = self.slots.get_mut(slot as usize)?;
+        let value = place.take()?;
+        *generation = generation.wrapping_add(1);
+        self.free.push(slot);
+        Some(value)
+    }
+
+    pub(crate) fn get(&self, place: Place) -> Option<&T> {
+        let (generation, value) = self.slots.get(place.slot as usize)?;
+        value.as_ref().filter(|_| *generation == place.generation)
+    }
+
+    pub(crate) fn get_mut(&mut self, place: Place) -> Option<&mut T> {
+        let (generation, value) = self.slots.get_mut(place.slot as usize)?;
+        value.as_mut().filter(|_| *generation == place.generation)
+    }
+
+    pub(crate) fn at(&mut self, slot: u32) -> Option<(Place, &mut T)> {
+        let (generation, value) = self.slots.get_mut(slot as usize)?;
+        let generation = *generation;
+        Some((Place { slot, generation }, value.as_mut()?))
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
 }
 
 pub(crate) struct Listener {
@@ -28,59 +88,17 @@ pub(crate) struct Listener {
     pub(crate) stopping: bool,
     /// A cancellation is under way.
     pub(crate) cancels: bool,
-    generation: u32,
 }
 
-/// Listeners by slot.
-#[derive(Default)]
-pub(crate) struct Listeners {
-    slots: Vec<Option<Listener>>,
-    /// Number of listeners so far.
-    generation: u32,
-}
-
-impl Listeners {
-    pub(crate) fn add(&mut self, socket: OwnedFd) -> ListenerId {
-        let generation = self.generation;
-        self.generation = generation.wrapping_add(1);
-        let listener = Some(Listener {
+impl Listener {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self {
             socket,
             accepts: 0,
             failed: false,
             stopping: false,
             cancels: false,
-            generation,
-        });
-        let slot = match self.slots.iter().position(Option::is_none) {
-            Some(free) => {
-                self.slots[free] = listener;
-                free
-            }
-            None => {
-                self.slots.push(listener);
-                self.slots.len() - 1
-            }
-        } as u32;
-        ListenerId { slot, generation }
-    }
-
-    pub(crate) fn get(&mut self, id: ListenerId) -> Option<&mut Listener> {
-        let listener = self.slots.get_mut(id.slot as usize)?.as_mut();
-        listener.filter(|it| it.generation == id.generation)
-    }
-
-    pub(crate) fn at(&mut self, slot: u32) -> Option<(ListenerId, &mut Listener)> {
-        let listener = self.slots.get_mut(slot as usize)?.as_mut()?;
-        let generation = listener.generation;
-        Some((ListenerId { slot, generation }, listener))
-    }
-
-    /// Takes one out that is to be stopped and has no request under way any more.
-    pub(crate) fn take_stopped(&mut self, slot: u32) -> Option<(ListenerId, OwnedFd)> {
-        let place = self.slots.get_mut(slot as usize)?;
-        let listener = place.take_if(|it| it.stopping && it.accepts == 0 && !it.cancels)?;
-        let generation = listener.generation;
-        Some((ListenerId { slot, generation }, listener.socket))
+        }
     }
 }
 
@@ -115,7 +133,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    fn new(socket: OwnedFd) -> Self {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
             receiving: Receiving::Idle,
@@ -137,77 +155,19 @@ impl Connection {
     }
 }
 
-/// Connections by slot.
-#[derive(Default)]
-pub(crate) struct Connections {
-    slots: Vec<(u32, Option<Connection>)>,
-    free: Vec<u32>,
-}
-
-impl Connections {
-    pub(crate) fn add(&mut self, socket: OwnedFd) -> ConnectionId {
-        let connection = Connection::new(socket);
-        let slot = self.free.pop().unwrap_or(self.slots.len() as u32);
-        if let Some((generation, place)) = self.slots.get_mut(slot as usize) {
-            *place = Some(connection);
-            return ConnectionId {
-                slot,
-                generation: *generation,
-            };
-        }
-        self.slots.push((0, Some(connection)));
-        ConnectionId { slot, generation: 0 }
-    }
-
-    /// Frees the slot. Only when no request of it is under way.
-    pub(crate) fn remove(&mut self, slot: u32) {
-        if let Some((generation, place)) = self.slots.get_mut(slot as usize)
-            && place.take().is_some()
-        {
-            *generation = generation.wrapping_add(1);
-            self.free.push(slot);
-        }
-    }
-
-    pub(crate) fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
-        let (generation, connection) = self.slots.get_mut(id.slot as usize)?;
-        connection.as_mut().filter(|_| *generation == id.generation)
-    }
-
-    pub(crate) fn at(&mut self, slot: u32) -> Option<(ConnectionId, &mut Connection)> {
-        let (generation, connection) = self.slots.get_mut(slot as usize)?;
-        let generation = *generation;
-        Some((ConnectionId { slot, generation }, connection.as_mut()?))
-    }
-
-    /// How many payloads one has to send.
-    pub(crate) fn queued(&self, id: ConnectionId) -> usize {
-        match self.slots.get(id.slot as usize) {
-            Some((generation, Some(it))) if *generation == id.generation => it.outbox.len(),
-            _ => 0,
-        }
-    }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_slot_that_is_used_again_is_another_connection() {
-        let socket = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let mut connections = Connections::default();
-        let first = connections.add(socket());
+        let mut connections = Slots::default();
+        let first = connections.add("first");
         assert!(connections.get(first).is_some());
-        connections.remove(first.slot);
-        connections.remove(first.slot);
+        assert_eq!(connections.remove(first.slot), Some("first"));
+        assert_eq!(connections.remove(first.slot), None);
         assert_eq!(connections.len(), 0);
-        let second = connections.add(socket());
+        let second = connections.add("second");
         assert_eq!(second.slot, first.slot);
         assert!(connections.get(first).is_none() && connections.get(second).is_some());
         assert_eq!(connections.at(second.slot).unwrap().0, second);

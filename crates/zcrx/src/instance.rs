@@ -87,37 +87,16 @@ pub(crate) fn refill_entries(area: &Area) -> u32 {
     area.buffers().min(most).next_power_of_two().min(most)
 }
 
-/// Why there is no instance.
-pub(crate) enum Refusal {
-    /// The kernel refuses; copy is still possible.
-    Kernel(Fallback),
-    Error(OpenError),
-}
-
-impl From<OpenError> for Refusal {
-    fn from(error: OpenError) -> Self {
-        Self::Error(error)
-    }
-}
-
-impl From<Refusal> for OpenError {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Kernel(fallback) => Self::Zcrx(fallback),
-            Refusal::Error(error) => error,
-        }
-    }
-}
-
 /// Registers an instance with a ring; returns its ID there.
-pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Shared>, u32), Refusal> {
+/// Errors: [`OpenError::Zcrx`] if the kernel refuses; copy is still possible.
+pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Shared>, u32), OpenError> {
     let page = rustix::param::page_size() as u32;
     let buffer_bytes = config.buffer_bytes;
     let area = zcrx_area(config)?;
     let entries = refill_entries(&area);
     // The header's size is the kernel's; a page is more than any.
     let refill_bytes = entries as usize * size_of::<abi::RefillEntry>() + page as usize;
-    let refill = Arc::new(OwnMemory::new(refill_bytes).map_err(OpenError::Memory)?);
+    let refill = Arc::new(OwnMemory::new(refill_bytes)?);
     let mut region = Region {
         address: refill.base().as_ptr() as u64,
         len: refill.len() as u64,
@@ -149,7 +128,7 @@ pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Sha
             counters_at(refill.len()).into(),
         )
     }
-    .map_err(|error| Refusal::Kernel(refused(config.source, &error)))?;
+    .map_err(|error| OpenError::Zcrx(refused(config.source, &error)))?;
     let facts = Facts {
         offsets: registration.offsets,
         entries: registration.refill_entries,

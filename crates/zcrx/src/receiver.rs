@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::{Config, Fallback, Memory, Mode, Request};
-use crate::connection::{ConnectionId, Connections, ListenerId, Listeners, Receiving};
+use crate::connection::{Connection, ConnectionId, Listener, ListenerId, Receiving, Slots};
 use crate::error::OpenError;
 use crate::event::Event;
-use crate::instance::{self, Imported, Instance, Prepared, Refusal, Share};
+use crate::instance::{self, Imported, Instance, Prepared, Share};
 use crate::lease::Leased;
 use crate::outbox::Payload;
 use crate::piece::Bell;
@@ -66,8 +66,8 @@ pub struct Statistics {
 /// Receives from many connections, in one thread: the thread that opens it must be the one that uses it, which
 /// the kernel enforces.
 pub struct Receiver {
-    pub(crate) connections: Connections,
-    pub(crate) listeners: Listeners,
+    pub(crate) connections: Slots<Connection>,
+    pub(crate) listeners: Slots<Listener>,
     pub(crate) supply: Supply,
     pub(crate) done: VecDeque<Completion>,
     pub(crate) events: VecDeque<Event>,
@@ -111,8 +111,8 @@ impl Receiver {
                 Ok((shared, id)) => {
                     return Self::new(ring, Supply::zcrx(shared, id), config, fallbacks);
                 }
-                Err(Refusal::Kernel(fallback)) if config.request == Request::Auto => fallbacks.push(fallback),
-                Err(refusal) => return Err(refusal.into()),
+                Err(OpenError::Zcrx(fallback)) if config.request == Request::Auto => fallbacks.push(fallback),
+                Err(error) => return Err(error),
             }
         }
         let supply = Supply::copy(ring.as_fd(), config)?;
@@ -191,8 +191,8 @@ impl Receiver {
         let mut ring = ring;
         ring.watch(bell.as_fd()).map_err(failed)?;
         Ok(Self {
-            connections: Connections::default(),
-            listeners: Listeners::default(),
+            connections: Slots::default(),
+            listeners: Slots::default(),
             supply,
             done: VecDeque::with_capacity(config.completions as usize),
             events: VecDeque::new(),
@@ -269,7 +269,7 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn listen(&mut self, listener: impl Into<OwnedFd>) -> io::Result<ListenerId> {
-        let id = self.listeners.add(listener.into());
+        let id = ListenerId(self.listeners.add(Listener::new(listener.into())));
         self.listen_again(id)?;
         Ok(id)
     }
@@ -279,10 +279,10 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn listen_again(&mut self, listener: ListenerId) -> io::Result<()> {
-        if let Some(it) = self.listeners.get(listener).filter(|it| !it.stopping) {
+        if let Some(it) = self.listeners.get_mut(listener.0).filter(|it| !it.stopping) {
             it.failed = false;
             while it.accepts < ACCEPTS {
-                self.ring.accept(it.socket.as_fd(), listener.slot)?;
+                self.ring.accept(it.socket.as_fd(), listener.0.slot)?;
                 it.accepts += 1;
             }
         }
@@ -295,24 +295,27 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn stop_listening(&mut self, listener: ListenerId) -> io::Result<()> {
-        if let Some(it) = self.listeners.get(listener).filter(|it| !it.stopping) {
+        if let Some(it) = self.listeners.get_mut(listener.0).filter(|it| !it.stopping) {
             it.stopping = true;
-            self.cancel_accepts(listener.slot)?;
+            self.cancel_accepts(listener.0.slot)?;
         }
         Ok(())
     }
 
     /// Continues to stop a listener: cancels its accept requests, or returns the socket when none is under way.
     pub(crate) fn cancel_accepts(&mut self, slot: u32) -> io::Result<()> {
-        if let Some((_, it)) = self.listeners.at(slot)
-            && it.stopping
-            && it.accepts > 0
-            && !it.cancels
-        {
+        let Some((place, it)) = self.listeners.at(slot).filter(|(_, it)| it.stopping) else {
+            return Ok(());
+        };
+        if it.accepts > 0 && !it.cancels {
             self.ring.cancel_accepts(slot)?;
             it.cancels = true;
         }
-        if let Some((listener, socket)) = self.listeners.take_stopped(slot) {
+        if it.accepts == 0
+            && !it.cancels
+            && let Some(Listener { socket, .. }) = self.listeners.remove(slot)
+        {
+            let listener = ListenerId(place);
             self.events.push_back(Event::Stopped { listener, socket });
         }
         Ok(())
@@ -323,29 +326,29 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn add(&mut self, socket: impl Into<OwnedFd>) -> io::Result<ConnectionId> {
-        let id = self.connections.add(socket.into());
-        if let Err(error) = self.arm(id.slot) {
-            self.connections.remove(id.slot);
+        let place = self.connections.add(Connection::new(socket.into()));
+        if let Err(error) = self.arm(place.slot) {
+            self.connections.remove(place.slot);
             return Err(error);
         }
-        Ok(id)
+        Ok(ConnectionId(place))
     }
 
     /// Queues bytes for a peer; they are sent in order, with the next [`wait`](Self::wait). False, and nothing
     /// queued, if the connection is gone or being closed.
     pub fn send(&mut self, to: ConnectionId, payload: impl Into<Payload>) -> bool {
-        let Some(connection) = self.connections.get(to).filter(|it| !it.closing) else {
+        let Some(connection) = self.connections.get_mut(to.0).filter(|it| !it.closing) else {
             return false;
         };
         connection.outbox.push(payload.into());
-        self.list_to_send(to.slot);
+        self.list_to_send(to.0.slot);
         true
     }
 
     /// Number of payloads queued for a peer that the kernel has not taken completely. Pieces among them keep their
     /// buffers: [`pause`](Self::pause) or [`abort`](Self::abort) a connection whose peer does not read what it is sent.
     pub fn queued(&self, to: ConnectionId) -> usize {
-        self.connections.queued(to)
+        self.connections.get(to.0).map_or(0, |it| it.outbox.len())
     }
 
     /// Stops receiving, so that flow control slows the peer down. Pieces that the kernel has already filled are still
@@ -354,12 +357,12 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn pause(&mut self, connection: ConnectionId) -> io::Result<()> {
-        let Some(it) = self.connections.get(connection) else {
+        let Some(it) = self.connections.get_mut(connection.0) else {
             return Ok(());
         };
         it.paused = true;
         match it.receiving {
-            Receiving::Armed(_) => self.ring.cancel_receive(connection.slot),
+            Receiving::Armed(_) => self.ring.cancel_receive(connection.0.slot),
             _ => Ok(()),
         }
     }
@@ -369,12 +372,12 @@ impl Receiver {
     /// # Errors
     /// If the kernel takes no requests.
     pub fn resume(&mut self, connection: ConnectionId) -> io::Result<()> {
-        let Some(it) = self.connections.get(connection) else {
+        let Some(it) = self.connections.get_mut(connection.0) else {
             return Ok(());
         };
         it.paused = false;
         match it.receiving {
-            Receiving::Idle => self.arm(connection.slot),
+            Receiving::Idle => self.arm(connection.0.slot),
             _ => Ok(()),
         }
     }
@@ -396,7 +399,7 @@ impl Receiver {
     }
 
     fn end(&mut self, connection: ConnectionId, at_once: bool) -> io::Result<()> {
-        let Some(it) = self.connections.get(connection) else {
+        let Some(it) = self.connections.get_mut(connection.0) else {
             return Ok(());
         };
         (it.closing, it.aborted) = (true, it.aborted || at_once);
@@ -405,17 +408,17 @@ impl Receiver {
             it.outbox.clear();
         }
         match it.receiving {
-            Receiving::Armed(_) => self.ring.cancel_receive(connection.slot)?,
+            Receiving::Armed(_) => self.ring.cancel_receive(connection.0.slot)?,
             Receiving::Starved => {
                 it.receiving = Receiving::Over;
-                self.starved.retain(|&slot| slot != connection.slot);
+                self.starved.retain(|&slot| slot != connection.0.slot);
             }
             Receiving::Idle | Receiving::Over => {}
         }
         if at_once && sends {
-            self.ring.cancel_send(connection.slot)?;
+            self.ring.cancel_send(connection.0.slot)?;
         }
-        self.free_if_over(connection.slot);
+        self.free_if_over(connection.0.slot);
         Ok(())
     }
 
@@ -533,10 +536,11 @@ impl Receiver {
 
     /// Closes the socket when nothing is under way any more.
     pub(crate) fn free_if_over(&mut self, slot: u32) {
-        if let Some((connection, it)) = self.connections.at(slot)
+        if let Some((place, it)) = self.connections.at(slot)
             && it.is_over()
         {
             self.connections.remove(slot);
+            let connection = ConnectionId(place);
             self.events.push_back(Event::Closed { connection });
         }
     }

@@ -29,6 +29,19 @@ pub(crate) enum Kind {
     CancelAccepts,
 }
 
+impl Kind {
+    /// In the order of their numbers.
+    const ALL: [Self; 7] = [
+        Self::Receive,
+        Self::Send,
+        Self::Accept,
+        Self::Bell,
+        Self::CancelReceive,
+        Self::CancelSend,
+        Self::CancelAccepts,
+    ];
+}
+
 /// The kind of a request, and the slot that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
@@ -38,29 +51,12 @@ pub(crate) struct Tag {
 
 impl Tag {
     pub(crate) fn to_word(self) -> u64 {
-        let kind = match self.kind {
-            Kind::Receive => 1,
-            Kind::Send => 2,
-            Kind::Accept => 3,
-            Kind::Bell => 4,
-            Kind::CancelReceive => 5,
-            Kind::CancelSend => 6,
-            Kind::CancelAccepts => 7,
-        };
-        kind << 32 | u64::from(self.slot)
+        (1 + self.kind as u64) << 32 | u64::from(self.slot)
     }
 
     pub(crate) fn from_word(word: u64) -> Option<Self> {
-        let kind = match word >> 32 {
-            1 => Kind::Receive,
-            2 => Kind::Send,
-            3 => Kind::Accept,
-            4 => Kind::Bell,
-            5 => Kind::CancelReceive,
-            6 => Kind::CancelSend,
-            7 => Kind::CancelAccepts,
-            _ => return None,
-        };
+        let number = usize::try_from(word >> 32).ok()?;
+        let kind = *Kind::ALL.get(number.checked_sub(1)?)?;
         let slot = word as u32;
         Some(Self { kind, slot })
     }
@@ -298,11 +294,7 @@ mod tests {
 
     #[test]
     fn tags_come_back_as_they_were() {
-        let own = [Kind::Receive, Kind::Send, Kind::Accept, Kind::Bell];
-        for kind in own
-            .into_iter()
-            .chain([Kind::CancelReceive, Kind::CancelSend, Kind::CancelAccepts])
-        {
+        for kind in Kind::ALL {
             for slot in [0, 7, u32::MAX] {
                 let tag = Tag { kind, slot };
                 assert_eq!(Tag::from_word(tag.to_word()), Some(tag));
