@@ -74,69 +74,45 @@ pub struct Unmet {
     needs: &'static str,
 }
 
-/// A feature's name and bit, and the names and bits of those of which it needs one.
-type Requirement = (&'static str, u64, &'static str, u64);
+/// A name, and the bits of the features that it names.
+type Named = (&'static str, u64);
 
-/// VirtIO 1.3, 5.1.3.1, for the features offered here.
-const REQUIREMENTS: [Requirement; 18] = {
+/// Each feature offered here that needs others, and those of which it needs one (VirtIO 1.3, 5.1.3.1).
+const REQUIREMENTS: [(Named, Named); 18] = {
     const fn bit(number: u32) -> u64 {
         1 << number
     }
-    const GUEST_TSO: u64 = bit(net::VIRTIO_NET_F_GUEST_TSO4) | bit(net::VIRTIO_NET_F_GUEST_TSO6);
-    const HOST_TSO: u64 = bit(net::VIRTIO_NET_F_HOST_TSO4) | bit(net::VIRTIO_NET_F_HOST_TSO6);
-    const GUEST_CSUM: (&str, u64) = ("GUEST_CSUM", bit(net::VIRTIO_NET_F_GUEST_CSUM));
-    const CSUM: (&str, u64) = ("CSUM", bit(net::VIRTIO_NET_F_CSUM));
-    const CTRL_VQ: (&str, u64) = ("CTRL_VQ", F_CTRL_VQ);
+    const GUEST_TSO: Named = (
+        "GUEST_TSO4 or GUEST_TSO6",
+        bit(net::VIRTIO_NET_F_GUEST_TSO4) | bit(net::VIRTIO_NET_F_GUEST_TSO6),
+    );
+    const HOST_TSO: Named = (
+        "HOST_TSO4 or HOST_TSO6",
+        bit(net::VIRTIO_NET_F_HOST_TSO4) | bit(net::VIRTIO_NET_F_HOST_TSO6),
+    );
+    const GUEST_CSUM: Named = ("GUEST_CSUM", bit(net::VIRTIO_NET_F_GUEST_CSUM));
+    const CSUM: Named = ("CSUM", bit(net::VIRTIO_NET_F_CSUM));
+    const CTRL_VQ: Named = ("CTRL_VQ", F_CTRL_VQ);
     [
-        (
-            "GUEST_TSO4",
-            bit(net::VIRTIO_NET_F_GUEST_TSO4),
-            GUEST_CSUM.0,
-            GUEST_CSUM.1,
-        ),
-        (
-            "GUEST_TSO6",
-            bit(net::VIRTIO_NET_F_GUEST_TSO6),
-            GUEST_CSUM.0,
-            GUEST_CSUM.1,
-        ),
-        (
-            "GUEST_ECN",
-            bit(net::VIRTIO_NET_F_GUEST_ECN),
-            "GUEST_TSO4 or GUEST_TSO6",
-            GUEST_TSO,
-        ),
-        (
-            "GUEST_USO4",
-            bit(net::VIRTIO_NET_F_GUEST_USO4),
-            GUEST_CSUM.0,
-            GUEST_CSUM.1,
-        ),
-        (
-            "GUEST_USO6",
-            bit(net::VIRTIO_NET_F_GUEST_USO6),
-            GUEST_CSUM.0,
-            GUEST_CSUM.1,
-        ),
-        ("HOST_TSO4", bit(net::VIRTIO_NET_F_HOST_TSO4), CSUM.0, CSUM.1),
-        ("HOST_TSO6", bit(net::VIRTIO_NET_F_HOST_TSO6), CSUM.0, CSUM.1),
-        (
-            "HOST_ECN",
-            bit(net::VIRTIO_NET_F_HOST_ECN),
-            "HOST_TSO4 or HOST_TSO6",
-            HOST_TSO,
-        ),
-        ("HOST_USO", bit(net::VIRTIO_NET_F_HOST_USO), CSUM.0, CSUM.1),
-        ("CTRL_RX", F_CTRL_RX, CTRL_VQ.0, CTRL_VQ.1),
-        ("CTRL_VLAN", F_CTRL_VLAN, CTRL_VQ.0, CTRL_VQ.1),
-        ("GUEST_ANNOUNCE", F_GUEST_ANNOUNCE, CTRL_VQ.0, CTRL_VQ.1),
-        ("MQ", F_MQ, CTRL_VQ.0, CTRL_VQ.1),
-        ("CTRL_MAC_ADDR", F_CTRL_MAC_ADDR, CTRL_VQ.0, CTRL_VQ.1),
-        ("RSS", F_RSS, CTRL_VQ.0, CTRL_VQ.1),
+        (("GUEST_TSO4", bit(net::VIRTIO_NET_F_GUEST_TSO4)), GUEST_CSUM),
+        (("GUEST_TSO6", bit(net::VIRTIO_NET_F_GUEST_TSO6)), GUEST_CSUM),
+        (("GUEST_ECN", bit(net::VIRTIO_NET_F_GUEST_ECN)), GUEST_TSO),
+        (("GUEST_USO4", bit(net::VIRTIO_NET_F_GUEST_USO4)), GUEST_CSUM),
+        (("GUEST_USO6", bit(net::VIRTIO_NET_F_GUEST_USO6)), GUEST_CSUM),
+        (("HOST_TSO4", bit(net::VIRTIO_NET_F_HOST_TSO4)), CSUM),
+        (("HOST_TSO6", bit(net::VIRTIO_NET_F_HOST_TSO6)), CSUM),
+        (("HOST_ECN", bit(net::VIRTIO_NET_F_HOST_ECN)), HOST_TSO),
+        (("HOST_USO", bit(net::VIRTIO_NET_F_HOST_USO)), CSUM),
+        (("CTRL_RX", F_CTRL_RX), CTRL_VQ),
+        (("CTRL_VLAN", F_CTRL_VLAN), CTRL_VQ),
+        (("GUEST_ANNOUNCE", F_GUEST_ANNOUNCE), CTRL_VQ),
+        (("MQ", F_MQ), CTRL_VQ),
+        (("CTRL_MAC_ADDR", F_CTRL_MAC_ADDR), CTRL_VQ),
+        (("RSS", F_RSS), CTRL_VQ),
         // A driver "SHOULD NOT" negotiate these two without it (5.1.4.2), and the next is useless without it.
-        ("CTRL_RX_EXTRA", F_CTRL_RX_EXTRA, CTRL_VQ.0, CTRL_VQ.1),
-        ("HASH_REPORT", F_HASH_REPORT, CTRL_VQ.0, CTRL_VQ.1),
-        ("CTRL_GUEST_OFFLOADS", F_CTRL_GUEST_OFFLOADS, CTRL_VQ.0, CTRL_VQ.1),
+        (("CTRL_RX_EXTRA", F_CTRL_RX_EXTRA), CTRL_VQ),
+        (("HASH_REPORT", F_HASH_REPORT), CTRL_VQ),
+        (("CTRL_GUEST_OFFLOADS", F_CTRL_GUEST_OFFLOADS), CTRL_VQ),
     ]
 };
 
@@ -145,13 +121,12 @@ const REQUIREMENTS: [Requirement; 18] = {
 /// # Errors
 /// The first feature that does not.
 pub fn check_requirements(features: u64) -> Result<(), Unmet> {
-    let mut unmet = REQUIREMENTS
-        .iter()
-        .filter(|(_, feature, _, needs)| features & feature != 0 && features & needs == 0);
-    match unmet.next() {
-        Some(&(feature, _, needs, _)) => Err(Unmet { feature, needs }),
-        None => Ok(()),
+    for ((feature, bit), (needs, any_of)) in REQUIREMENTS {
+        if features & bit != 0 && features & any_of == 0 {
+            return Err(Unmet { feature, needs });
+        }
     }
+    Ok(())
 }
 
 /// Features that are offered only on request, because the VMM must support them, too; by name.
@@ -273,7 +248,7 @@ mod tests {
 
     #[test]
     fn feature_is_accepted_with_what_it_rests_on_only() {
-        for (name, feature, needs, any_of) in REQUIREMENTS {
+        for ((name, feature), (needs, any_of)) in REQUIREMENTS {
             let unmet = check_requirements(F_VERSION_1 | feature).expect_err(name);
             assert_eq!((unmet.feature, unmet.needs), (name, needs));
             let [low, high] = [any_of.trailing_zeros(), 63 - any_of.leading_zeros()];
