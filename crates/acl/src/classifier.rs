@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use device::counters::PairCounters;
+use device::counters::{Counter, PairCounters};
 use device::meter;
 use packet::HEADERS_MAX;
 use xsk::metadata::Hints;
@@ -11,7 +11,7 @@ use xsk::metadata::Hints;
 use crate::cache::FlowCache;
 use crate::flow_hints::FlowHints;
 use crate::key::{FlowKey, Looked};
-use crate::rules::{RuleCounter, Rules, Verdict};
+use crate::rules::{Rules, Verdict};
 
 /// Facts about a frame to a guest that are not in its first bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,7 +72,7 @@ pub struct Decision<D> {
 pub struct Classifier<D> {
     pub(crate) rules: Arc<Rules>,
     /// This classifier's counters of the rules.
-    counts: Arc<[RuleCounter]>,
+    counts: Arc<[Counter]>,
     cache: FlowCache<D>,
     /// Cost of rule look-ups that is not yet charged to a sender's budget, in frames.
     work: u64,
@@ -218,7 +218,7 @@ impl<D: Copy + Default> Classifier<D> {
     /// Counts a frame for the rule that decided.
     #[inline]
     pub fn count(&self, verdict: Verdict) {
-        self.counts[usize::from(verdict.slot.0)].add_one();
+        self.counts[usize::from(verdict.slot.0)].add(1);
     }
 
     /// Empties the cache. Call it when the FDB has changed.

@@ -34,19 +34,4 @@ impl FlowHints {
     pub fn hash(self) -> Option<u32> {
         (self.hash != 0).then_some(self.hash)
     }
-
-    /// Both in one word.
-    #[inline]
-    pub fn bits(self) -> u64 {
-        u64::from(self.mark) << 32 | u64::from(self.hash)
-    }
-
-    /// The inverse of [`Self::bits`].
-    #[inline]
-    pub fn from_bits(bits: u64) -> Self {
-        // The halves.
-        #[allow(clippy::cast_possible_truncation)]
-        let (mark, hash) = ((bits >> 32) as u32, bits as u32);
-        Self { mark, hash }
-    }
 }

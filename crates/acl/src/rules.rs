@@ -5,9 +5,9 @@
 //! their content: with 10,000 it is below a microsecond (examples/filter_cost.rs). They take about 0.3 KiB of
 //! memory each, and at most 2.4 KiB if each has fifteen port ranges on both sides.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use device::counters::Counter;
 use model::config::{Action, Direction, Intervals, MOST_RULES, NO_PORT, Rule};
 
 use crate::dimension::{Dimension, words_for};
@@ -42,28 +42,6 @@ impl Verdict {
     };
 }
 
-/// A rule's counter, or a default's, of one classifier, which is its only writer. Relaxed, because no other
-/// data is published through it.
-#[derive(Debug, Default)]
-pub(crate) struct RuleCounter(AtomicU64);
-
-impl RuleCounter {
-    #[inline]
-    pub(crate) fn add_one(&self) {
-        self.add(1);
-    }
-
-    #[inline]
-    fn add(&self, frames: u64) {
-        self.0.store(self.get().wrapping_add(frames), Relaxed);
-    }
-
-    #[inline]
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
 /// See the module's head.
 #[derive(Debug)]
 pub struct Rules {
@@ -89,9 +67,9 @@ pub struct Rules {
 #[derive(Debug)]
 struct Counted {
     /// The sum of dropped classifiers.
-    before: Vec<RuleCounter>,
+    before: Vec<Counter>,
     /// The counters of each classifier.
-    now: Vec<Arc<[RuleCounter]>>,
+    now: Vec<Arc<[Counter]>>,
 }
 
 impl Counted {
@@ -114,8 +92,8 @@ impl Counted {
     }
 }
 
-fn counters(slots: usize) -> impl Iterator<Item = RuleCounter> {
-    (0..slots).map(|_| RuleCounter::default())
+fn counters(slots: usize) -> impl Iterator<Item = Counter> {
+    (0..slots).map(|_| Counter::default())
 }
 
 impl Rules {
@@ -215,8 +193,8 @@ impl Rules {
     }
 
     /// Counters for one more classifier, by slot.
-    pub(crate) fn new_counters(&self) -> Arc<[RuleCounter]> {
-        let new: Arc<[RuleCounter]> = counters(self.allow.len() + 2).collect();
+    pub(crate) fn new_counters(&self) -> Arc<[Counter]> {
+        let new: Arc<[Counter]> = counters(self.allow.len() + 2).collect();
         let mut counted = self.counted();
         counted.tidy();
         counted.now.push(Arc::clone(&new));
@@ -262,7 +240,7 @@ impl Rules {
             + self.fragments.as_ref().map_or(0, Dimension::bytes)
             + self.marks.as_ref().map_or(0, Dimension::bytes);
         let lists = 1 + self.counted().now.len();
-        let each = size_of::<bool>() + lists * size_of::<RuleCounter>() + size_of::<usize>();
+        let each = size_of::<bool>() + lists * size_of::<Counter>() + size_of::<usize>();
         dimensions + self.allow.len() * each
     }
 }
