@@ -26,13 +26,14 @@ use crate::backend::metadata_reader::MetadataReader;
 use crate::frame::bytes::{UmemRange, received_bytes_mut};
 use crate::frame::checksums::{self, Looks};
 use crate::frame::retag::{put_tag_back, untag};
+use crate::guest::rx_queue::Admission;
 use crate::guest::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::lane::limits::BATCH;
 use crate::nic::chunk_tracker::Unexpected;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
-use crate::policy::filter::{Acl, read_received};
-use crate::policy::rate_limit::{Cost, Policer};
+use crate::policy::filter::read_received;
+use crate::policy::rate_limit::Cost;
 
 /// The pieces of a frame of the batch.
 #[derive(Clone, Copy, Default)]
@@ -61,30 +62,23 @@ impl Origin {
     }
 }
 
-/// Filter rules and rate limit of what the guest gets.
-pub(crate) struct Admission<'a> {
-    pub(crate) policer: Policer<'a>,
-    pub(crate) filter: Option<&'a mut Acl>,
-}
-
-impl Admission<'_> {
-    #[inline]
-    fn admits_all(&self) -> bool {
-        self.policer.limit.is_none() && self.filter.is_none()
-    }
-
-    /// Whether filter rules admit a frame, by its first piece and its metadata; counts a denied one.
-    #[cold]
-    fn allows(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
-        if let Some(filter) = &mut self.filter {
-            let mut head = [0; HEADERS_MAX];
-            let (head, facts) = read_received(umem, piece, hints, &mut head);
-            if !filter.allows(head, facts, counters) {
-                return false;
-            }
+/// Whether filter rules and rate limit admit a frame, by its first piece and its metadata; counts a denied one.
+#[cold]
+fn admits(
+    admission: &mut Admission<'_>,
+    piece: &RxDesc,
+    hints: &Hints,
+    umem: &Umem,
+    counters: &PairCounters,
+) -> bool {
+    if let Some(filter) = &mut admission.filter {
+        let mut head = [0; HEADERS_MAX];
+        let (head, facts) = read_received(umem, piece, hints, &mut head);
+        if !filter.allows(head, facts, counters) {
+            return false;
         }
-        self.policer.allows(|| Cost::frame(piece.len), counters)
     }
+    admission.policer.allows(|| Cost::frame(piece.len), counters)
 }
 
 /// See the module's head. The state of the batch in [`NicQueue::received`].
@@ -326,7 +320,7 @@ impl Arrivals {
             admission.policer.overdraw(piece.len);
             return true;
         }
-        let may = hints.is_some_and(|hints| admission.allows(piece, &hints, umem, counters));
+        let may = hints.is_some_and(|hints| admits(admission, piece, &hints, umem, counters));
         self.refused = !may && piece.more;
         may
     }

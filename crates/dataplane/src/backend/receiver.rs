@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use device::counters::PairCounters;
 use device::pair::{Fault, Vring};
 
-use crate::backend::arrivals::{Admission, Arrivals};
+use crate::backend::arrivals::Arrivals;
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::Work;
 use crate::lane::limits::BATCH;
@@ -100,8 +100,7 @@ impl Receive for Receiver {
             return Ok(0);
         }
         let in_hand = queue.received.len();
-        let (mut delivery, policer, filter) = guest.begin(in_hand)?;
-        let admission = Admission { policer, filter };
+        let (mut delivery, admission) = guest.begin(in_hand)?;
         let delivered = self.arrivals.deliver(queue, &mut delivery, admission);
         queue.give();
         let frames = delivered.map(|()| delivery.finish());

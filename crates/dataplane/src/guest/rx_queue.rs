@@ -89,19 +89,28 @@ impl RxQueue {
         Policer::new(self.limit.as_ref())
     }
 
-    /// Begins a batch of received frames, with at most `most` buffers at first. Also returns the rate limit and the
-    /// filter rules, which the caller applies to each frame.
+    /// Begins a batch of received frames, with at most `most` buffers at first.
     /// Errors: the guest's fault.
     #[inline]
-    pub(crate) fn begin(
-        &mut self,
-        most: usize,
-    ) -> Result<(Delivery<'_>, Policer<'_>, Option<&mut Acl>), Fault> {
+    pub(crate) fn begin(&mut self, most: usize) -> Result<(Delivery<'_>, Admission<'_>), Fault> {
         let delivery = Delivery::begin_with(&mut self.vring, &mut self.buffers, &self.counters, most)?;
-        Ok((
-            delivery,
-            Policer::new(self.limit.as_ref()),
-            self.filter.as_deref_mut(),
-        ))
+        let admission = Admission {
+            policer: Policer::new(self.limit.as_ref()),
+            filter: self.filter.as_deref_mut(),
+        };
+        Ok((delivery, admission))
+    }
+}
+
+/// Filter rules and rate limit of what the guest gets, for each frame of a batch.
+pub(crate) struct Admission<'a> {
+    pub(crate) policer: Policer<'a>,
+    pub(crate) filter: Option<&'a mut Acl>,
+}
+
+impl Admission<'_> {
+    #[inline]
+    pub(crate) fn admits_all(&self) -> bool {
+        self.policer.limit.is_none() && self.filter.is_none()
     }
 }

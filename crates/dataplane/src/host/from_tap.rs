@@ -25,15 +25,15 @@ use packet::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
 use crate::backend::receiver::{Receive, when_frames_wait};
-use crate::guest::rx_queue::RxQueue;
+use crate::guest::rx_queue::{Admission, RxQueue};
 use crate::guest::to_guest::{Delivery, Fit};
 use crate::lane::Work;
 use crate::lane::limits::{BATCH, BYTES_A_FRAME};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 use crate::nic::tap::{Parts, Tap};
-use crate::policy::filter::{Acl, Facts};
-use crate::policy::rate_limit::{Cost, Policer};
+use crate::policy::filter::Facts;
+use crate::policy::rate_limit::Cost;
 
 /// Bytes of the longest frame: a GSO packet with a tag.
 const LONGEST: usize = 65_560;
@@ -152,7 +152,7 @@ impl FromTap {
                 }
                 ReadResult::InOwnMemory(frame) => {
                     let bytes = &self.room[..frame.len as usize];
-                    let is_admitted = admission.admits(bytes, &frame.header, delivery.counters);
+                    let is_admitted = admits(admission, bytes, &frame.header, delivery.counters);
                     self.held = is_admitted.then_some(frame);
                     refused += if is_admitted { 0 } else { u64::from(frame.len) };
                 }
@@ -231,8 +231,7 @@ impl Receive for FromTap {
         }
         self.short = false;
         let most = self.frames.div_ceil(8) * self.buffers;
-        let (mut delivery, policer, filter) = guest.begin(most)?;
-        let mut admission = Admission { policer, filter };
+        let (mut delivery, mut admission) = guest.begin(most)?;
         let done = self.fill(&mut delivery, &mut admission);
         let frames = done.map(|()| delivery.finish())?;
         self.deficit += guest.take_work();
@@ -270,37 +269,24 @@ impl Receive for FromTap {
     }
 }
 
-/// Filter rules and rate limit of what the guest gets.
-struct Admission<'a> {
-    policer: Policer<'a>,
-    filter: Option<&'a mut Acl>,
-}
-
-impl Admission<'_> {
-    #[inline]
-    fn admits_all(&self) -> bool {
-        self.policer.limit.is_none() && self.filter.is_none()
+/// Whether filter rules and rate limit admit a frame; counts a denied one.
+fn admits(admission: &mut Admission<'_>, frame: &[u8], header: &[u8; 10], counters: &PairCounters) -> bool {
+    if admission.admits_all() {
+        return true;
     }
-
-    /// Whether the guest gets a frame; counts a denied one.
-    fn admits(&mut self, frame: &[u8], header: &[u8; 10], counters: &PairCounters) -> bool {
-        if self.admits_all() {
-            return true;
+    let request = Request::from_header(header).unwrap_or_default();
+    if let Some(filter) = &mut admission.filter {
+        let facts = Facts {
+            stored: request.csum.map(ChecksumAt::field),
+            ..Facts::of_len(frame.len())
+        };
+        if !filter.allows(&frame[..frame.len().min(HEADERS_MAX)], facts, counters) {
+            return false;
         }
-        let request = Request::from_header(header).unwrap_or_default();
-        if let Some(filter) = &mut self.filter {
-            let facts = Facts {
-                stored: request.csum.map(ChecksumAt::field),
-                ..Facts::of_len(frame.len())
-            };
-            if !filter.allows(&frame[..frame.len().min(HEADERS_MAX)], facts, counters) {
-                return false;
-            }
-        }
-        let headers = u16::from_le_bytes([header[2], header[3]]);
-        self.policer
-            .allows(|| cost(frame.len() as u32, &request, headers.into()), counters)
     }
+    let headers = u16::from_le_bytes([header[2], header[3]]);
+    let cost = || cost(frame.len() as u32, &request, headers.into());
+    admission.policer.allows(cost, counters)
 }
 
 /// Counts a frame that was delivered, if it is a GSO packet.
