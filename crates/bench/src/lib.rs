@@ -164,11 +164,7 @@ fn run_one(plan: &Plan) -> anyhow::Result<()> {
     let spent = stopwatch.stop()?;
 
     let counted = rig.counted(plan.args.queue).unwrap_or(before);
-    let ended = match (&end, meter.signalled()) {
-        (Err(_), _) => "error",
-        (Ok(()), true) => "signal",
-        (Ok(()), false) => "duration",
-    };
+    let ended = meter.ended(&end);
     let measured = report::Measured {
         tally,
         spent,

@@ -110,6 +110,15 @@ impl Meter {
         self.signalled.load(Ordering::Relaxed)
     }
 
+    /// What ended a run with this result.
+    pub(super) fn ended<T, E>(&self, result: &Result<T, E>) -> &'static str {
+        match (result, self.signalled()) {
+            (Err(_), _) => "error",
+            (Ok(_), true) => "signal",
+            (Ok(_), false) => "duration",
+        }
+    }
+
     /// Frames and bytes so far, as last shown.
     pub(super) fn shown(&self) -> (u64, u64) {
         self.shown.get()

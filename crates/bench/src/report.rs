@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::HumanCount;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
@@ -146,11 +147,12 @@ fn rows(name: &str, value: &Value) -> Vec<[String; 2]> {
         Value::String(text) => text.clone(),
         Value::Bool(is) => if *is { "yes" } else { "no" }.to_owned(),
         Value::Number(number) => match number.as_u64() {
-            Some(number) => grouped(number),
+            Some(number) => HumanCount(number).to_string(),
             None => {
                 let text = format!("{:.3}", number.as_f64().unwrap_or_default());
                 let (whole, rest) = text.split_at(text.len() - 4);
-                whole.parse().map_or(text.clone(), |whole| grouped(whole) + rest)
+                let grouped = |whole| format!("{}{rest}", HumanCount(whole));
+                whole.parse().map_or(text.clone(), grouped)
             }
         },
     };
@@ -194,30 +196,9 @@ pub(super) fn print(
         .context("cannot write the result to stdout")
 }
 
-/// A number with commas between its thousands.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
-    groups.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn thousands_are_apart() {
-        let cases = [
-            (0, "0"),
-            (999, "999"),
-            (1000, "1,000"),
-            (1_234_567, "1,234,567"),
-            (100_000, "100,000"),
-        ];
-        for (number, text) in cases {
-            assert_eq!(grouped(number), text);
-        }
-    }
 
     #[test]
     fn table_has_each_value_that_is_known_and_counters_that_count() {

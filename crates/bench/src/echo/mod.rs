@@ -141,11 +141,7 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
         let latencies: anyhow::Result<Vec<_>> = clients.into_iter().map(joined).collect();
         Ok((served?, latencies?))
     });
-    into.ended = match (&done, meter.signalled()) {
-        (Err(_), _) => "error",
-        (Ok(_), true) => "signal",
-        (Ok(_), false) => "duration",
-    };
+    into.ended = meter.ended(&done);
     let (served, latencies) = done?;
     into.served = served;
     into.latencies = latencies.into_iter().reduce(|mut sum, more| {

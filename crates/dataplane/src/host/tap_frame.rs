@@ -1,7 +1,7 @@
 //! A guest's frame as it is written to a tap: a virtio-net header, the checked copy of its first bytes, and the rest in
 //! guest memory.
 
-use device::pair::HEADER_BYTES;
+use device::pair::{HEADER_BYTES, Piece};
 
 use crate::guest::guest_frame::GuestFrame;
 use crate::nic::tap::Parts;
@@ -26,18 +26,14 @@ pub(crate) fn parts_of<'a>(header: &'a [u8], frame: GuestFrame<'a>) -> Option<Pa
     let mut parts = Parts::new();
     let is_there = parts.push_bytes(header) && (frame.head.is_empty() || parts.push_bytes(frame.head));
     let head = frame.head.len() as u32;
-    let place = frame.place_of(head);
+    let mut place = frame.place_of(head);
     let mut left = frame.sending.len.saturating_sub(head);
-    let mut within = place.within;
-    let mut buffers = frame.buffers.get(place.buffer..).unwrap_or_default().iter();
     while left > 0 {
-        let buffer = buffers.next()?;
-        let len = left.min(buffer.len - within);
-        let at = buffer.offset + u64::from(within);
-        if len > 0 && !parts.push(frame.memory, at, len as usize) {
+        let Piece { offset, len } = place.next(frame.buffers, left)?;
+        if !parts.push(frame.memory, offset, len as usize) {
             return None;
         }
-        (left, within) = (left - len, 0);
+        left -= len;
     }
     is_there.then_some(parts)
 }
