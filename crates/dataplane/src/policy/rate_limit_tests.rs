@@ -110,8 +110,7 @@ fn frames_beyond_a_guests_limit_are_dropped_from_any_sender() {
     // Others lose nothing by it.
     assert_eq!(world.ports[2].got().len(), 8);
     assert_eq!(counters(&world, 0).from_guest_limit_waits.get(), 0);
-    let wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
-    assert_eq!(wire.given.len(), 128, "all chunks are with the NIC again");
+    assert_eq!(world.given(), 128, "all chunks are with the NIC again");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use packet::ethernet::Mac;
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 
-use crate::tests::network_tests::{Port, World, frame, mac};
+use crate::tests::network_tests::{World, frame, mac};
+use crate::tests::test_port::Port;
 use device::offloads::Offloads;
 
 const ROUNDS: usize = 500;

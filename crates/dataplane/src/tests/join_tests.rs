@@ -1,18 +1,15 @@
 //! Segments that a NIC received, joined for a guest that accepts GSO packets: through a network's uplink, and through a
 //! queue of the guest's own. Which frames may be joined is tested in `packet::coalesce`.
 
-use std::sync::Arc;
-
 use packet::checksum;
 use packet::segment::{Plan, Request};
-use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{GuestAddr, Journal, QueueFeatures};
+use virtqueue::QueueFeatures;
 
-use crate::fdb::FdbPort;
 use crate::tests::fairness_tests::gso_packet;
-use crate::tests::network_tests::{STRANGER, World, mac};
-use crate::tests::test_guest::{HEADER, Memory};
+use crate::tests::network_tests::{STRANGER, World, fdb_port, mac};
+use crate::tests::test_guest::HEADER;
 use crate::tests::test_nic::Over;
+use crate::tests::test_port::Port;
 use crate::tests::test_siblings::Others;
 use device::offloads::Offloads;
 use model::config::Placement;
@@ -56,57 +53,35 @@ fn arrivals() -> (Vec<Vec<u8>>, Vec<Delivered>) {
     (frames, vec![(header, whole), ([0; 10], other), ([0; 10], wrong)])
 }
 
-fn taken(driver: &mut QueueDriver, memory: &Memory, buffers: &[GuestAddr]) -> Vec<Delivered> {
-    let used = std::iter::from_fn(|| driver.take_used());
-    let read = |(used, &addr): (virtqueue::driver::Used, &GuestAddr)| {
-        let bytes = memory.ram.read_vec(addr, used.len as usize);
+fn taken(port: &mut Port) -> Vec<Delivered> {
+    let of = |bytes: Vec<u8>| {
         let (header, frame) = bytes.split_at(HEADER as usize);
         (header[..10].try_into().expect("ten bytes"), frame.to_vec())
     };
-    used.zip(buffers).map(read).collect()
+    port.got_with_headers().into_iter().map(of).collect()
 }
 
 /// What a guest gets of these frames by an own queue.
-fn by_own_queue(frames: &[Vec<u8>], offloads: Offloads) -> Vec<([u8; 10], Vec<u8>)> {
+fn by_own_queue(frames: &[Vec<u8>], offloads: Offloads) -> Vec<Delivered> {
     let over = Over::new(Placement::Copy, 64);
-    let memory = over.memory(1 << 20);
-    let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
-    let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
-    let buffers: Vec<_> = (0..16)
-        .map(|_| memory.ram.alloc(2048, 64).expect("memory"))
-        .collect();
-    for &addr in &buffers {
-        driver.add(&[Buffer::writable(addr, 2048)]).expect("room");
-    }
-    driver.publish();
-    let (mut lane, wire) = over.lane(
-        memory.side(from_guest, to_guest, offloads),
-        &memory,
-        &Arc::default(),
-    );
+    let (mut guest, pair) = Port::new(over.memory(1 << 20), 64, QueueFeatures::default(), offloads);
+    guest.post(16);
+    let (mut lane, wire) = over.lane(pair, &guest.memory, &guest.counters);
     for frame in frames {
-        let mut wire = wire.lock().expect("no panic");
-        wire.receive(frame.len() as u32, false);
-        let at = wire.received.back().expect("just now").data;
-        wire.umem.write(at, frame).expect("inside");
+        wire.lock().expect("no panic").arrive(frame);
     }
     lane.poll(&mut Others::default()).expect("no fault");
-    taken(&mut driver, &memory, &buffers)
+    taken(&mut guest)
 }
 
 /// The same by a network.
-fn by_uplink(frames: &[Vec<u8>], offloads: Offloads) -> Vec<([u8; 10], Vec<u8>)> {
-    let port = FdbPort {
-        mac: mac(0),
-        ..FdbPort::default()
-    };
-    let mut world = World::offering(vec![port], offloads).with_uplink(64);
+fn by_uplink(frames: &[Vec<u8>], offloads: Offloads) -> Vec<Delivered> {
+    let mut world = World::offering(vec![fdb_port(0)], offloads).with_uplink(64);
     world.ports[0].post(16);
     world.poll();
     frames.iter().for_each(|frame| world.arrive(frame));
     world.poll();
-    let port = &mut world.ports[0];
-    taken(&mut port.to_guest, &port.memory, &port.buffers)
+    taken(&mut world.ports[0])
 }
 
 #[test]

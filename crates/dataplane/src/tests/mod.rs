@@ -27,6 +27,8 @@ pub(crate) mod test_lanes;
 #[cfg(test)]
 pub(crate) mod test_nic;
 #[cfg(test)]
+pub(crate) mod test_port;
+#[cfg(test)]
 pub(crate) mod test_siblings;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_xdp;

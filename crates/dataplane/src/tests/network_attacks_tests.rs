@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use model::config::MemberOptions;
 
 /// A frame to a port with the tag of a VLAN, cut off after so many bytes.
 fn cut_off(to: Mac, vlan: u16, len: usize) -> Vec<u8> {
@@ -71,14 +70,11 @@ fn link_control_frames_of_guests_are_dropped() {
 
 #[test]
 fn link_control_option_allows_all_but_pause_frames() {
-    let port = |at: u8, vlans| FdbPort {
-        mac: mac(at),
-        vlans,
-        options: MemberOptions {
-            link_control: at < 2,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
+    let port = |at: u8, vlans| {
+        fdb_port_with(at, |port| {
+            port.vlans = vlans;
+            port.options.link_control = at < 2;
+        })
     };
     let known = vec![
         port(0, Vlans::Untagged),
@@ -86,8 +82,7 @@ fn link_control_option_allows_all_but_pause_frames() {
         port(2, Vlans::Untagged),
         port(3, Vlans::Trunk(vec![100])),
     ];
-    let mut world = World::of(known);
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let mut world = World::of(known).posting(16);
     let reserved = |last: u8, from: u8| frame([0x01, 0x80, 0xc2, 0, 0, last], mac(from), 60);
     for last in 0..16 {
         for from in 0..3 {
@@ -114,11 +109,7 @@ fn link_control_option_allows_all_but_pause_frames() {
 /// Where a tag is taken off, a place within it would become one outside the frame.
 #[test]
 fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {
-    let port = |at: u8, vlans| FdbPort {
-        mac: mac(at),
-        vlans,
-        ..FdbPort::default()
-    };
+    let port = |at: u8, vlans| fdb_port_with(at, |port| port.vlans = vlans);
     let known = vec![port(0, Vlans::Trunk(vec![100])), port(1, Vlans::Access(100))];
     let mut world = World::offering(known, Offloads::all());
     world.ports[1].post(4);

@@ -17,13 +17,12 @@ mod tunnels;
 mod underlay;
 mod workers;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use model::config::MemberOptions;
 use packet::ethernet::Mac;
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{GuestAddr, Journal, QueueFeatures};
+use virtqueue::QueueFeatures;
+use virtqueue::driver::Buffer;
 
 use crate::backend::arrivals::Origin;
 use crate::fdb::vlans::Vlans;
@@ -36,6 +35,7 @@ use crate::nic::queue::Sends;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
 use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
+use crate::tests::test_port::Port;
 use crate::uplink::uplink_lane::UplinkLane;
 use crate::worker::slots::{Lanes, Slot};
 use device::counters::PairCounters;
@@ -48,16 +48,6 @@ mod attacks;
 const NETWORK: &str = "lan";
 pub(crate) const BROADCAST: Mac = [0xff; 6];
 pub(crate) const STRANGER: Mac = [2, 0, 0, 0, 1, 0];
-
-/// A port with its guest.
-pub(crate) struct Port {
-    pub(crate) memory: Memory,
-    pub(crate) from_guest: QueueDriver,
-    pub(crate) to_guest: QueueDriver,
-    pub(crate) counters: Arc<PairCounters>,
-    /// Where its receive buffers are, by the number that the driver knows them by.
-    pub(crate) buffers: Vec<GuestAddr>,
-}
 
 #[derive(Default)]
 pub(crate) struct World {
@@ -72,6 +62,21 @@ pub(crate) fn mac(port: u8) -> Mac {
     [2, 0, 0, 0, 0, port]
 }
 
+/// A port with the address of that number.
+pub(crate) fn fdb_port(port: u8) -> FdbPort {
+    fdb_port_with(port, |_| ())
+}
+
+/// The same with what `set` changes.
+pub(crate) fn fdb_port_with(port: u8, set: impl FnOnce(&mut FdbPort)) -> FdbPort {
+    let mut port = FdbPort {
+        mac: mac(port),
+        ..FdbPort::default()
+    };
+    set(&mut port);
+    port
+}
+
 pub(crate) fn frame(to: Mac, from: Mac, len: usize) -> Vec<u8> {
     let mut frame = [&to[..], &from[..], &[0x88, 0xb5]].concat();
     frame.extend((0..len.saturating_sub(14)).map(|at| at as u8));
@@ -81,10 +86,7 @@ pub(crate) fn frame(to: Mac, from: Mac, len: usize) -> Vec<u8> {
 impl World {
     /// Ports with so many receive buffers each.
     pub(crate) fn new(ports: &[usize]) -> Self {
-        let known = (0..ports.len() as u8).map(|port| FdbPort {
-            mac: mac(port),
-            ..FdbPort::default()
-        });
+        let known = (0..ports.len() as u8).map(fdb_port);
         let mut world = Self::of(known.collect());
         for (port, &buffers) in world.ports.iter_mut().zip(ports) {
             port.post(buffers);
@@ -94,14 +96,10 @@ impl World {
 
     /// Ports that take part in these VLANs, with 16 receive buffers each.
     fn of_vlans(vlans: &[Vlans]) -> Self {
-        let known = (0..).zip(vlans).map(|(port, vlans)| FdbPort {
-            mac: mac(port),
-            vlans: vlans.clone(),
-            ..FdbPort::default()
-        });
-        let mut world = Self::of(known.collect());
-        world.ports.iter_mut().for_each(|port| port.post(16));
-        world
+        let known = (0..)
+            .zip(vlans)
+            .map(|(port, vlans)| fdb_port_with(port, |port| port.vlans = vlans.clone()));
+        Self::of(known.collect()).posting(16)
     }
 
     /// These ports, without buffers.
@@ -120,6 +118,12 @@ impl World {
         world
     }
 
+    /// Posts so many receive buffers for each port.
+    pub(crate) fn posting(mut self, buffers: usize) -> Self {
+        self.ports.iter_mut().for_each(|port| port.post(buffers));
+        self
+    }
+
     fn add_pair(&mut self, number: u16, pair_number: u16, offloads: Offloads) {
         self.add_lane((number, pair_number), offloads, |pair, counters, of| {
             Box::new(PortLane::new(pair, counters, of))
@@ -132,28 +136,22 @@ impl World {
         offloads: Offloads,
         lane: impl FnOnce(QueuePair, Arc<PairCounters>, (PortNumber, u16)) -> Box<dyn Lane>,
     ) {
-        let memory = Memory::new(1 << 20, 0);
-        let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
-        let ((from, from_guest), (to, to_guest)) = (vring(), vring());
-        let mut pair = memory.side(from, to, offloads);
+        let (port, mut pair) = Port::new(Memory::new(1 << 20, 0), 256, QueueFeatures::default(), offloads);
         for vring in [&mut pair.from_guest, &mut pair.to_guest] {
             vring.kick = Some(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
         }
-        let counters = Arc::<PairCounters>::default();
-        let lane = lane(pair, Arc::clone(&counters), (PortNumber(number), pair_number));
+        let lane = lane(
+            pair,
+            Arc::clone(&port.counters),
+            (PortNumber(number), pair_number),
+        );
         let role = Role::Member {
             network: NETWORK.into(),
             port: PortNumber(number),
             pair: pair_number,
         };
         self.add_slot(lane, role);
-        self.ports.push(Port {
-            memory,
-            from_guest,
-            to_guest,
-            counters,
-            buffers: Vec::new(),
-        });
+        self.ports.push(port);
     }
 
     fn add_slot(&mut self, lane: Box<dyn Lane>, role: Role) {
@@ -222,11 +220,17 @@ impl World {
 
     /// The NIC receives a frame.
     pub(crate) fn arrive(&mut self, frame: &[u8]) {
-        let wire = self.wire.as_ref().expect("an uplink");
-        let mut wire = wire.lock().expect("no panic");
-        wire.receive(frame.len() as u32, false);
-        let at = wire.received.back().expect("just now").data;
-        wire.umem.write(at, frame).expect("inside");
+        self.wire().arrive(frame);
+    }
+
+    /// The NIC of the uplink.
+    pub(crate) fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.as_ref().expect("an uplink").lock().expect("no panic")
+    }
+
+    /// Chunks that the NIC has to receive into.
+    pub(crate) fn given(&self) -> usize {
+        self.wire().given.len()
     }
 
     /// The same by two descriptors.
@@ -239,60 +243,7 @@ impl World {
     /// A piece of a frame, of which more follow.
     fn arrive_piece(&mut self, piece: &[u8], more: bool) {
         self.arrive(piece);
-        let mut wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
-        wire.received.back_mut().expect("just now").more = more;
-    }
-}
-
-impl Port {
-    pub(crate) fn post(&mut self, buffers: usize) {
-        for _ in 0..buffers {
-            let addr = self.memory.ram.alloc(2048, 64).expect("memory is left");
-            self.to_guest.add(&[Buffer::writable(addr, 2048)]).expect("room");
-            self.buffers.push(addr);
-        }
-        self.to_guest.publish();
-    }
-
-    /// Whether the driver would kick us for it.
-    pub(crate) fn send(&mut self, frame: &[u8]) -> bool {
-        self.send_with([0; HEADER as usize], frame)
-    }
-
-    /// The same with a virtio-net header.
-    fn send_with(&mut self, header: [u8; HEADER as usize], frame: &[u8]) -> bool {
-        let bytes = [&header[..], frame].concat();
-        let addr = self.memory.put(&bytes);
-        self.from_guest
-            .add(&[Buffer::readable(addr, bytes.len() as u32)])
-            .expect("room");
-        self.from_guest.publish()
-    }
-
-    /// Frames that it has got; their buffers are posted again.
-    pub(crate) fn take(&mut self) -> Vec<Vec<u8>> {
-        let mut taken = Vec::new();
-        while let Some(used) = self.to_guest.take_used() {
-            let addr = self.buffers.remove(0);
-            let mut bytes = vec![0; used.len as usize];
-            self.memory.ram.read(addr, &mut bytes);
-            taken.push(bytes.split_off(HEADER as usize));
-            self.to_guest.add(&[Buffer::writable(addr, 2048)]).expect("room");
-            self.buffers.push(addr);
-        }
-        self.to_guest.publish();
-        taken
-    }
-
-    /// Frames that it has got, in their order.
-    pub(crate) fn got(&mut self) -> Vec<Vec<u8>> {
-        let mut got = Vec::new();
-        while let Some(used) = self.to_guest.take_used() {
-            let mut bytes = vec![0; used.len as usize];
-            self.memory.ram.read(self.buffers.remove(0), &mut bytes);
-            got.push(bytes.split_off(HEADER as usize));
-        }
-        got
+        self.wire().received.back_mut().expect("just now").more = more;
     }
 }
 
@@ -435,8 +386,7 @@ fn uplink_delivers_unicast_to_one_port_and_multicast_to_all() {
         assert_eq!(port.got(), *wanted);
     }
     assert_eq!(world.uplink.to_guest_no_port.get(), 1);
-    let wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
-    assert_eq!(wire.given.len(), 128, "all chunks are with the NIC again");
+    assert_eq!(world.given(), 128, "all chunks are with the NIC again");
 }
 
 #[test]
@@ -457,8 +407,7 @@ fn slow_guest_does_not_take_the_chunks_of_the_others() {
     world.ports[0].post(64);
     world.poll();
     assert_eq!(world.ports[0].got().len(), 64);
-    let wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
-    assert_eq!(wire.given.len(), 128, "all chunks are with the NIC again");
+    assert_eq!(world.given(), 128, "all chunks are with the NIC again");
 }
 
 #[test]
@@ -469,32 +418,12 @@ fn what_waits_for_a_guest_that_leaves_goes_back_to_the_nic() {
         world.arrive(&frame(mac(0), STRANGER, 60));
     }
     world.poll();
-    assert_eq!(
-        world
-            .wire
-            .as_ref()
-            .expect("an uplink")
-            .lock()
-            .expect("no panic")
-            .given
-            .len(),
-        29
-    );
+    assert_eq!(world.given(), 29);
     world.lanes.slots.remove(0).lane.stop();
     world.rebuild_forwarding();
     world.poll();
     assert_eq!(world.uplink.to_guest_queue_stopped.get(), 3);
-    assert_eq!(
-        world
-            .wire
-            .as_ref()
-            .expect("an uplink")
-            .lock()
-            .expect("no panic")
-            .given
-            .len(),
-        32
-    );
+    assert_eq!(world.given(), 32);
 }
 
 fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
@@ -577,16 +506,8 @@ fn uplink_has_tags_and_ports_have_those_that_they_are_for() {
 
 #[test]
 fn isolated_ports_do_not_reach_each_other() {
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        options: MemberOptions {
-            isolated: at < 2,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
-    };
-    let mut world = World::of(vec![port(0), port(1), port(2)]);
-    world.ports.iter_mut().for_each(|port| port.post(8));
+    let port = |at: u8| fdb_port_with(at, |port| port.options.isolated = at < 2);
+    let mut world = World::of(vec![port(0), port(1), port(2)]).posting(8);
     for to in [mac(1), mac(2), BROADCAST] {
         world.ports[0].send(&frame(to, mac(0), 60));
     }

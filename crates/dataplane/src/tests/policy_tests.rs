@@ -3,76 +3,26 @@
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{GuestAddr, Journal, QueueFeatures};
+use virtqueue::QueueFeatures;
 
 use crate::lane::{Lane, Work};
 use crate::policy::filter::{Filter, PortFilter, Rule};
 use crate::policy::guard::Guard;
 use crate::port_lane::PortLane;
-use crate::tests::test_guest::{HEADER, Memory};
+use crate::tests::test_guest::Memory;
 use crate::tests::test_nic::Over;
+use crate::tests::test_port::Port;
 use crate::tests::test_siblings::Others;
-use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
 use model::config::Placement;
 
-/// A guest that has its frame queued, and buffers.
-struct Guest {
-    memory: Memory,
-    sends: QueueDriver,
-    gets: QueueDriver,
-    counters: Arc<PairCounters>,
-    buffers: Vec<GuestAddr>,
-}
-
-impl Guest {
-    fn new(buffers: usize) -> (Self, QueuePair) {
-        let memory = Memory::new(1 << 20, 0);
-        let vring = || memory.vring(256, QueueFeatures::default(), Journal::None);
-        let ((from, sends), (to, gets)) = (vring(), vring());
-        let pair = memory.side(from, to, Offloads::NONE);
-        let mut guest = Self {
-            memory,
-            sends,
-            gets,
-            counters: Arc::default(),
-            buffers: Vec::new(),
-        };
-        (0..buffers).for_each(|_| guest.post_one());
-        (guest, pair)
-    }
-
-    fn send(&mut self, flow: u32, port: u16) {
-        self.send_frame(&udp(flow, port));
-    }
-
-    fn send_frame(&mut self, frame: &[u8]) {
-        let bytes = [&[0; HEADER as usize][..], frame].concat();
-        let buffer = Buffer::readable(self.memory.put(&bytes), bytes.len() as u32);
-        self.sends.add(&[buffer]).expect("room");
-        self.sends.publish();
-    }
-
-    /// Ports of the datagrams that it has got.
-    fn got(&mut self) -> Vec<u16> {
-        let mut got = Vec::new();
-        while let Some(used) = self.gets.take_used() {
-            let mut bytes = vec![0; used.len as usize];
-            self.memory.ram.read(self.buffers.remove(0), &mut bytes);
-            let at = HEADER as usize + 36;
-            got.push(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
-        }
-        got
-    }
-
-    fn post_one(&mut self) {
-        let addr = self.memory.ram.alloc(2048, 64).expect("memory is left");
-        self.gets.add(&[Buffer::writable(addr, 2048)]).expect("room");
-        self.gets.publish();
-        self.buffers.push(addr);
-    }
+/// A guest with so many receive buffers.
+fn guest(buffers: usize) -> (Port, QueuePair) {
+    let memory = Memory::new(1 << 20, 0);
+    let (mut guest, pair) = Port::new(memory, 256, QueueFeatures::default(), Offloads::NONE);
+    guest.post(buffers);
+    (guest, pair)
 }
 
 fn udp(flow: u32, port: u16) -> Vec<u8> {
@@ -104,8 +54,8 @@ fn many(direction: &str) -> PortFilter {
 
 #[test]
 fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
-    let (mut a, from) = Guest::new(0);
-    let (mut b, to) = Guest::new(0);
+    let (mut a, from) = guest(0);
+    let (mut b, to) = guest(0);
     let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
     let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
     let sends = rules(&[
@@ -119,13 +69,17 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
     drop(from.set_filter(sends.for_a_lane(0)));
     drop(to.set_filter(gets.for_a_lane(0)));
     for port in [1, 7, 2, 9, 3, 7, 4, 9] {
-        a.send(1, port);
+        a.send(&udp(1, port));
     }
     let mut got = Vec::new();
     for _ in 0..12 {
         from.poll(&mut Others::one(&mut to)).expect("no fault");
-        got.extend(b.got());
-        b.post_one();
+        got.extend(
+            b.got()
+                .iter()
+                .map(|frame| u16::from_be_bytes([frame[36], frame[37]])),
+        );
+        b.post(1);
     }
     assert_eq!(got, [1, 2, 3, 4]);
     let counts = |rules: Option<Arc<_>>| -> Vec<u64> {
@@ -141,15 +95,15 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
 #[test]
 fn new_flows_all_the_time_use_up_the_budget_whichever_port_has_the_rules() {
     for of_sender in [true, false] {
-        let (mut a, from) = Guest::new(0);
-        let (mut b, to) = Guest::new(200);
+        let (mut a, from) = guest(0);
+        let (mut b, to) = guest(200);
         let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
         let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
         match of_sender {
             true => drop(from.set_filter(many("from-guest").for_a_lane(0))),
             false => drop(to.set_filter(many("to-guest").for_a_lane(0))),
         }
-        (0..128).for_each(|flow| a.send(flow, 53));
+        (0..128).for_each(|flow| _ = a.send(&udp(flow, 53)));
         let mut got = 0;
         for round in 0..100 {
             from.poll(&mut Others::one(&mut to)).expect("no fault");
@@ -170,15 +124,11 @@ fn over() -> Over {
 
 #[test]
 fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
-    let (mut guest, pair) = Guest::new(200);
+    let (mut guest, pair) = guest(200);
     let (mut lane, wire) = over().lane(pair, &guest.memory, &guest.counters);
     drop(lane.set_filter(many("to-guest").for_a_lane(0)));
     for flow in 0..192 {
-        let frame = udp(flow, 53);
-        let mut wire = wire.lock().expect("no panic");
-        wire.receive(frame.len() as u32, false);
-        let at = wire.received.back().expect("just now").data;
-        wire.umem.write(at, &frame).expect("inside");
+        wire.lock().expect("no panic").arrive(&udp(flow, 53));
     }
     let (mut rounds, mut got) = (0, 0);
     while got < 192 {
@@ -202,8 +152,8 @@ fn udp_behind_options(port: u16) -> Vec<u8> {
 #[test]
 fn rules_of_the_other_end_read_long_headers_behind_those_that_a_guard_has_read() {
     for is_guarded in [false, true] {
-        let (mut a, from) = Guest::new(0);
-        let (mut b, to) = Guest::new(10);
+        let (mut a, from) = guest(0);
+        let (mut b, to) = guest(10);
         let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
         let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
         if is_guarded {
@@ -215,9 +165,9 @@ fn rules_of_the_other_end_read_long_headers_behind_those_that_a_guard_has_read()
         }
         let allow = rules(&["direction=to-guest action=allow protocol=udp destination-ports=53"]);
         drop(to.set_filter(allow.for_a_lane(0)));
-        a.send_frame(&udp_behind_options(53));
+        a.send(&udp_behind_options(53));
         from.poll(&mut Others::one(&mut to)).expect("no fault");
-        assert!(b.gets.take_used().is_some(), "guarded: {is_guarded}");
+        assert!(b.to_guest.take_used().is_some(), "guarded: {is_guarded}");
         assert_eq!(b.counters.to_guest_filter_headers.get(), 0);
     }
 }
@@ -226,7 +176,7 @@ fn rules_of_the_other_end_read_long_headers_behind_those_that_a_guard_has_read()
 fn frames_for_a_disabled_pair_keep_no_worker_awake_while_the_first_pair_has_no_buffers() {
     let eventfd = || Some(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor"));
     let lane = |is_enabled: bool| {
-        let (guest, mut pair) = Guest::new(0);
+        let (guest, mut pair) = guest(0);
         (pair.from_guest.kick, pair.to_guest.kick) = (eventfd(), eventfd());
         pair.to_guest.enabled = is_enabled;
         let (lane, wire) = over().lane(pair, &guest.memory, &guest.counters);

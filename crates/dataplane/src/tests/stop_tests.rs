@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{GuestAddr, Journal, QueueFeatures};
+use virtqueue::driver::Buffer;
+use virtqueue::{GuestAddr, QueueFeatures};
 
 use crate::backend::own_queue::CopyQueue;
 use crate::lane::Lane;
@@ -13,6 +13,7 @@ use crate::port_lane::PortLane;
 use crate::tests::test_guest::Memory;
 use crate::tests::test_lanes::{copy_lane, switch};
 use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
+use crate::tests::test_port::Port;
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -27,29 +28,15 @@ const COALESCED: Offloads = Offloads {
     ..Offloads::NONE
 };
 
-/// A guest with so many receive buffers, and the driver of that queue.
-fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, QueueDriver) {
-    let (pair, [_, to_guest]) = guest_that_sends(packed, offloads, buffers);
-    (pair, to_guest)
-}
-
-/// The same with the drivers of both queues.
-fn guest_that_sends(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, [QueueDriver; 2]) {
-    let memory = Memory::new(1 << 20, 0);
+/// A guest with so many receive buffers.
+fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (Port, QueuePair) {
     let features = QueueFeatures {
         packed,
         ..QueueFeatures::default()
     };
-    let vring = || memory.vring(64, features, Journal::None);
-    let ((to_guest, mut driver), (from_guest, sends)) = (vring(), vring());
-    for _ in 0..buffers {
-        let addr = memory.ram.alloc(2048, 64).expect("memory is left");
-        driver
-            .add(&[Buffer::writable(addr, 2048)])
-            .expect("room in the ring");
-    }
-    driver.publish();
-    (memory.side(from_guest, to_guest, offloads), [sends, driver])
+    let (mut guest, pair) = Port::new(Memory::new(1 << 20, 0), 64, features, offloads);
+    guest.post(buffers);
+    (guest, pair)
 }
 
 /// A lane of that guest's, over a null NIC that has frames.
@@ -70,10 +57,10 @@ fn lane(side: QueuePair) -> (Box<PortLane<CopyQueue<NullNic>>>, Arc<PairCounters
 /// Stops a lane that has frames for a guest with so many buffers; frames that were delivered, and those counted as
 /// lost.
 fn delivered_and_lost(packed: bool, offloads: Offloads, buffers: usize) -> (usize, u64) {
-    let (side, mut driver) = guest(packed, offloads, buffers);
+    let (mut guest, side) = guest(packed, offloads, buffers);
     let (lane, counters) = lane(side);
     let bases = lane.stop().pair.expect("a guest").bases;
-    let used: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
+    let used: Vec<_> = std::iter::from_fn(|| guest.to_guest.take_used()).collect();
     assert!(used.iter().all(|used| used.len == 12 + FRAME_BYTES));
     let slots = u32::try_from(used.len()).expect("few");
     assert_eq!(bases.to_guest & 0x7fff, slots, "the base is behind them");
@@ -98,15 +85,16 @@ fn what_has_come_is_delivered_when_a_lane_is_stopped_and_the_rest_is_counted() {
 #[test]
 fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
     for packed in [false, true] {
-        let (side, [mut sends, mut driver]) = guest_that_sends(packed, Offloads::NONE, 60);
+        let (mut guest, side) = guest(packed, Offloads::NONE, 60);
         // A buffer to be written, where it sends.
-        sends.add(&[Buffer::writable(GuestAddr(4096), 64)]).expect("room");
-        sends.publish();
+        let buffer = Buffer::writable(GuestAddr(4096), 64);
+        guest.from_guest.add(&[buffer]).expect("room");
+        guest.from_guest.publish();
         let (mut lane, counters) = lane(side);
         assert!(lane.poll(&mut Others::default()).is_err());
-        let before = std::iter::from_fn(|| driver.take_used()).count();
+        let before = guest.got().len();
         lane.stop();
-        assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
+        assert_eq!((before, guest.to_guest.take_used()), (0, None), "packed {packed}");
         assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
     }
 }
@@ -120,7 +108,7 @@ fn next_lane_of_a_queue_repeats_no_frame_of_the_batch_in_hand() {
         let wire = Arc::new(Mutex::new(Wire::new(umem.clone(), 8, 8)));
         wire.lock().expect("no panic").fill = 2 * FRAMES;
         let nic = queue(TestNic(Arc::clone(&wire)), umem, 2 * FRAMES, Sends::PLAIN);
-        let (side, mut driver) = guest(false, COALESCED, had);
+        let (mut of_first, side) = guest(false, COALESCED, had);
         let mut first = Box::new(copy_lane(side, nic, Arc::default()));
         for _ in 0..FRAMES {
             wire.lock().expect("no panic").receive(FRAME_BYTES, false);
@@ -129,16 +117,14 @@ fn next_lane_of_a_queue_repeats_no_frame_of_the_batch_in_hand() {
             .poll(&mut Others::default())
             .expect("the guest does no wrong");
         first.stop();
-        let delivered = std::iter::from_fn(|| driver.take_used()).count();
-        assert_eq!(delivered, had);
+        assert_eq!(of_first.got().len(), had);
         let nic = wire.lock().expect("no panic").given_back.take().expect("stopped");
-        let (side, mut driver) = guest(false, COALESCED, 60);
+        let (mut of_next, side) = guest(false, COALESCED, 60);
         let mut next = Box::new(copy_lane(side, nic, Arc::default()));
         let _ = next
             .poll(&mut Others::default())
             .expect("the guest does no wrong");
-        let delivered = std::iter::from_fn(|| driver.take_used()).count();
-        assert_eq!(delivered, FRAMES - had, "{had} had been delivered");
+        assert_eq!(of_next.got().len(), FRAMES - had, "{had} had been delivered");
         next.stop();
         let mut wire = wire.lock().expect("no panic");
         let nic = wire.given_back.take().expect("stopped");
@@ -150,10 +136,11 @@ fn next_lane_of_a_queue_repeats_no_frame_of_the_batch_in_hand() {
 #[test]
 fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_lane_stops() {
     for packed in [false, true] {
-        let (other, _) = guest(packed, Offloads::NONE, 0);
+        let (_, other) = guest(packed, Offloads::NONE, 0);
         let (mut other, _) = lane(other);
         switch(&mut *other, Direction::ToGuest, false);
-        let (side, mut driver) = guest(packed, Offloads::NONE, 0);
+        let (mut guest, side) = guest(packed, Offloads::NONE, 0);
+        let driver = &mut guest.to_guest;
         let (mut own, counters) = lane(side);
         // The first buffer is one to be read.
         driver

@@ -196,6 +196,13 @@ impl Wire {
         self.receive_into(frame, len, more);
     }
 
+    /// Receives these bytes.
+    pub(crate) fn arrive(&mut self, frame: &[u8]) {
+        self.receive(frame.len() as u32, false);
+        let at = self.received.back().expect("just now").data;
+        self.umem.write(at, frame).expect("inside");
+    }
+
     /// Reports a frame at any place, given or not, in the UMEM or not.
     pub(crate) fn receive_into(&mut self, frame: Frame, len: u32, more: bool) {
         let data = UmemOffset::new(frame.offset().get() + u64::from(xsk::XDP_PACKET_HEADROOM));

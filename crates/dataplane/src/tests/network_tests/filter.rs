@@ -7,9 +7,7 @@ use super::hairpin::hairpin;
 use super::multicast::Copies;
 use super::*;
 use crate::policy::filter::{Filter, PortFilter, Rule, Rules};
-use crate::tests::fairness_tests::gso_packet;
 use crate::uplink::multicast_lane::MulticastLane;
-use model::config::MemberOptions;
 
 /// A port has these rules from now on, a line each.
 pub(super) fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
@@ -246,18 +244,13 @@ fn multicast_flows_of_the_host_delay_no_port() {
 
 /// Two ports of VLAN 100, the second of which hears everything, with an uplink.
 fn heard() -> World {
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        vlans: Vlans::Access(100),
-        options: MemberOptions {
-            promiscuous: at == 1,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
+    let port = |at: u8| {
+        fdb_port_with(at, |port| {
+            port.vlans = Vlans::Access(100);
+            port.options.promiscuous = at == 1;
+        })
     };
-    let mut world = World::of(vec![port(0), port(1)]).with_uplink(1024);
-    world.ports.iter_mut().for_each(|port| port.post(200));
-    world
+    World::of(vec![port(0), port(1)]).with_uplink(1024).posting(200)
 }
 
 #[test]
@@ -303,12 +296,8 @@ fn copy_for_a_listener_is_filtered_as_it_is_written() {
 
 #[test]
 fn frame_that_comes_back_to_its_sender_passes_its_rules_both_ways() {
-    let other = FdbPort {
-        mac: mac(1),
-        ..FdbPort::default()
-    };
-    let mut world = World::of(vec![hairpin(0), other]);
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let other = fdb_port(1);
+    let mut world = World::of(vec![hairpin(0), other]).posting(16);
     let rules = "direction=from-guest action=allow protocol=udp destination-ports=53-54
                  direction=to-guest action=allow protocol=udp destination-ports=53";
     filter(&mut world, 0, rules);
@@ -334,10 +323,7 @@ fn frame_that_comes_back_to_its_sender_passes_its_rules_both_ways() {
 
 #[test]
 fn packet_that_is_cut_is_judged_once() {
-    let ports = [0, 1].map(|at| FdbPort {
-        mac: mac(at),
-        ..FdbPort::default()
-    });
+    let ports = [0, 1].map(fdb_port);
     let sends = Offloads {
         csum: true,
         tso4: true,
@@ -346,10 +332,7 @@ fn packet_that_is_cut_is_judged_once() {
     let mut world = World::offering(ports.into(), sends);
     world.ports[1].post(16);
     let filter = filter(&mut world, 1, "direction=to-guest action=allow protocol=tcp");
-    let (asked, packet) = gso_packet(mac(1), mac(0), 9000, 1000);
-    let mut header = [0; HEADER as usize];
-    header[..asked.len()].copy_from_slice(&asked);
-    world.ports[0].send_with(header, &packet);
+    world.ports[0].send_gso(mac(1), mac(0), 9000, 1000);
     world.ports[0].send(&udp(mac(1), mac(0), 1, 9));
     world.poll();
     assert_eq!(world.ports[1].got().len(), 9);

@@ -1,7 +1,6 @@
 //! Ports whose guests get back what they send to themselves.
 
 use device::pair::Direction;
-use model::config::MemberOptions;
 use packet::verify::{self, Verdict};
 
 use super::*;
@@ -15,21 +14,7 @@ const INNER: [Mac; 2] = [[2, 0, 0, 0, 5, 1], [2, 0, 0, 0, 5, 2]];
 
 /// A port whose frames come back.
 pub(super) fn hairpin(at: u8) -> FdbPort {
-    FdbPort {
-        mac: mac(at),
-        options: MemberOptions {
-            hairpin: true,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
-    }
-}
-
-fn plain(at: u8) -> FdbPort {
-    FdbPort {
-        options: MemberOptions::default(),
-        ..hairpin(at)
-    }
+    fdb_port_with(at, |port| port.options.hairpin = true)
 }
 
 /// Ports of which the first is like that, with 16 receive buffers each.
@@ -38,9 +23,7 @@ fn world() -> World {
 }
 
 fn world_of(first: FdbPort, offloads: Offloads) -> World {
-    let mut world = World::offering(vec![first, plain(1), plain(2)], offloads);
-    world.ports.iter_mut().for_each(|port| port.post(16));
-    world
+    World::offering(vec![first, fdb_port(1), fdb_port(2)], offloads).posting(16)
 }
 
 #[test]
@@ -64,13 +47,7 @@ fn frames_to_the_sender_itself_come_back_with_hairpin() {
 fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
     for isolated in [false, true] {
         let mut world = world_of(
-            FdbPort {
-                options: MemberOptions {
-                    isolated,
-                    ..MemberOptions::default()
-                },
-                ..hairpin(0)
-            },
+            fdb_port_with(0, |port| port.options.isolated = isolated),
             Offloads::NONE,
         );
         for to in [mac(0), BROADCAST] {
@@ -86,14 +63,9 @@ fn what_a_guest_sends_to_itself_is_lost_where_the_port_does_not_say_so() {
 
 #[test]
 fn isolated_guest_reaches_itself() {
-    let isolated = FdbPort {
-        options: MemberOptions {
-            isolated: true,
-            hairpin: true,
-            ..MemberOptions::default()
-        },
-        ..hairpin(0)
-    };
+    let isolated = fdb_port_with(0, |port| {
+        (port.options.isolated, port.options.hairpin) = (true, true);
+    });
     let mut world = world_of(isolated, Offloads::NONE);
     let sent = frame(mac(0), mac(0), 60);
     world.ports[0].send(&sent);
@@ -133,8 +105,7 @@ fn returned_frames_have_the_tag_of_the_port() {
         vlans: Vlans::Access(100),
         ..hairpin(1)
     };
-    let mut world = World::of(vec![trunk, access]);
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let mut world = World::of(vec![trunk, access]).posting(16);
     let sent = [
         tagged(&frame(mac(0), mac(0), 60), 100),
         tagged(&frame(mac(0), mac(0), 1000), 101),
@@ -195,23 +166,11 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
 #[test]
 fn listener_hears_once_what_comes_back_and_nothing_of_what_does_not() {
     for (is_hairpin, heard) in [(true, 2), (false, 1)] {
-        let first = FdbPort {
-            options: MemberOptions {
-                hairpin: is_hairpin,
-                promiscuous: true,
-                ..MemberOptions::default()
-            },
-            ..hairpin(0)
-        };
-        let listener = FdbPort {
-            options: MemberOptions {
-                promiscuous: true,
-                ..MemberOptions::default()
-            },
-            ..plain(1)
-        };
-        let mut world = World::of(vec![first, listener]);
-        world.ports.iter_mut().for_each(|port| port.post(16));
+        let first = fdb_port_with(0, |port| {
+            (port.options.hairpin, port.options.promiscuous) = (is_hairpin, true);
+        });
+        let listener = fdb_port_with(1, |port| port.options.promiscuous = true);
+        let mut world = World::of(vec![first, listener]).posting(16);
         for to in [mac(0), BROADCAST] {
             world.ports[0].send(&frame(to, mac(0), 60));
         }
@@ -239,11 +198,7 @@ fn is_partial(frame: &[u8]) -> bool {
 }
 
 fn send_packet(world: &mut World, to: Mac, payload: usize) -> Vec<u8> {
-    let (asked, packet) = gso_packet(to, mac(0), payload, 1000);
-    let mut header = [0; HEADER as usize];
-    header[..asked.len()].copy_from_slice(&asked);
-    world.ports[0].send_with(header, &packet);
-    packet
+    world.ports[0].send_gso(to, mac(0), payload, 1000)
 }
 
 #[test]
@@ -315,14 +270,10 @@ fn checksum_is_left_to_a_guest_that_takes_that_and_completed_for_one_that_does_n
 #[test]
 fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_nothing() {
     for is_hairpin in [true, false] {
-        let port = FdbPort {
-            options: MemberOptions {
-                hairpin: is_hairpin,
-                ..MemberOptions::default()
-            },
-            flows: Some(Arc::default()),
-            ..hairpin(0)
-        };
+        let port = fdb_port_with(0, |port| {
+            port.options.hairpin = is_hairpin;
+            port.flows = Some(Arc::default());
+        });
         let mut world = World::of(vec![port]);
         world.add_pair(0, 1, Offloads::NONE);
         world.rebuild_forwarding();
@@ -358,8 +309,7 @@ fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_no
 #[test]
 fn guest_whose_frames_loop_for_ever_does_not_slow_others() {
     for to in [mac(0), BROADCAST] {
-        let mut world = World::of(vec![hairpin(0), plain(1), plain(2)]);
-        world.ports.iter_mut().for_each(|port| port.post(128));
+        let mut world = World::of(vec![hairpin(0), fdb_port(1), fdb_port(2)]).posting(128);
         let round = Flood::plain(&mut world, 0, &frame(to, mac(0), 1514));
         let usual = Flood::plain(&mut world, 1, &frame(mac(2), mac(1), 1514));
         let [round, usual] = compete(&mut world, [&round, &usual]);
@@ -375,7 +325,7 @@ fn guest_whose_frames_loop_for_ever_does_not_slow_others() {
 /// Its receive buffers are where its frames are: it overwrites only itself, and others get the checked bytes.
 #[test]
 fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {
-    let mut world = World::of(vec![hairpin(0), plain(1)]);
+    let mut world = World::of(vec![hairpin(0), fdb_port(1)]);
     world.ports[1].post(64);
     let guest = &mut world.ports[0];
     let header = [0; HEADER as usize];

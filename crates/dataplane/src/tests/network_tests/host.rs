@@ -21,13 +21,9 @@ fn world(ports: u8) -> (World, OwnedFd, Arc<PairCounters>) {
 
 /// The same; `segments_udp`: the host's kernel cuts UDP packets.
 fn world_with(ports: u8, segments_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) {
-    let known = (0..ports).map(|port| FdbPort {
-        mac: mac(port),
-        ..FdbPort::default()
-    });
+    let known = (0..ports).map(fdb_port);
     let known: Vec<_> = known.collect();
-    let mut world = World::of(known.clone());
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let mut world = World::of(known.clone()).posting(16);
     let (host, counters) = add_host(&mut world, known, segments_udp);
     (world, host, counters)
 }
@@ -291,13 +287,7 @@ fn host_without_frames_leaves_the_worker_asleep() {
 #[test]
 fn frame_of_the_host_that_ends_within_its_tag_is_dropped() {
     let (mut world, host, counters) = world(2);
-    let known = (0..2).map(|port| {
-        Some(FdbPort {
-            mac: mac(port),
-            vlans: Vlans::Access(256),
-            ..FdbPort::default()
-        })
-    });
+    let known = (0..2).map(|port| Some(fdb_port_with(port, |port| port.vlans = Vlans::Access(256))));
     let fdb = Fdb::new(known.collect()).with_reached(&[HOST]);
     world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     world.rebuild_forwarding();

@@ -16,11 +16,11 @@ fn world() -> (World, Arc<Learned>) {
 fn world_with(source_guard: Option<&Arc<SourceGuard>>) -> (World, Arc<Learned>) {
     let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
     let learned = Arc::new(Learned::new(Arc::new(news)));
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        learned: (at == 0).then(|| Arc::clone(&learned)),
-        source_guard: source_guard.filter(|_| at == 0).cloned(),
-        ..FdbPort::default()
+    let port = |at: u8| {
+        fdb_port_with(at, |port| {
+            port.learned = (at == 0).then(|| Arc::clone(&learned));
+            port.source_guard = source_guard.filter(|_| at == 0).cloned();
+        })
     };
     let known: Vec<_> = (0..3).map(port).collect();
     let mut world = World::of(known.clone());

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use model::config::MemberOptions;
 use steer::Group;
 
 use super::*;
@@ -44,20 +43,8 @@ impl ReadGroups for Copies {
 
 #[test]
 fn unicast_only_port_receives_no_multicast_from_guests_or_the_uplink() {
-    let unicast_only = FdbPort {
-        mac: mac(0),
-        options: MemberOptions {
-            unicast_only: true,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
-    };
-    let known = |at| FdbPort {
-        mac: mac(at),
-        ..FdbPort::default()
-    };
-    let mut world = World::of(vec![unicast_only, known(1), known(2)]);
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let unicast_only = fdb_port_with(0, |port| port.options.unicast_only = true);
+    let mut world = World::of(vec![unicast_only, fdb_port(1), fdb_port(2)]).posting(16);
     let multicast = [BROADCAST, [0x33, 0x33, 0, 0, 0, 1]];
     let from_lan = multicast.map(|to| frame(to, STRANGER, 60));
     let copies = from_lan.clone().map(|frame| (0, frame));

@@ -6,11 +6,7 @@ use device::pair::Direction;
 
 /// Two ports: the first has so many pairs, the second one; each with 64 receive buffers. Pairs come first, in order.
 fn world(pairs: u16) -> World {
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        flows: (at == 0).then(Arc::default),
-        ..FdbPort::default()
-    };
+    let port = |at: u8| fdb_port_with(at, |port| port.flows = (at == 0).then(Arc::default));
     let mut world = World::default();
     let fdb = Fdb::new(vec![Some(port(0)), Some(port(1))]);
     world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));

@@ -108,7 +108,7 @@ impl World {
     /// A frame arrives so far behind the usual place in its chunk, behind a note; which port gets it, and no other.
     fn got_at(&mut self, moved: u64, mark: Option<u32>, frame: &[u8]) -> Option<usize> {
         self.arrive(frame);
-        let mut wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
+        let mut wire = self.wire();
         let piece = wire.received.back_mut().expect("just now");
         piece.data = UmemOffset::new(piece.data.get() + moved);
         let at = piece.data;
@@ -131,7 +131,7 @@ impl World {
 
     /// That is before the piece that came last.
     pub(super) fn leave(&self, before: &[u8]) {
-        let wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
+        let wire = self.wire();
         let at = wire.received.back().expect("just now").data;
         let begin = UmemOffset::new(at.get() - before.len() as u64);
         wire.umem.write(begin, before).expect("inside");
@@ -141,12 +141,6 @@ impl World {
     pub(super) fn tell(&mut self, ports: Vec<Option<FdbPort>>) {
         self.lanes.fdbs.insert(NETWORK.into(), Arc::new(Fdb::new(ports)));
         self.rebuild_forwarding();
-    }
-
-    /// Chunks that the NIC has to receive into.
-    fn given(&self) -> usize {
-        let wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
-        wire.given.len()
     }
 }
 
@@ -175,8 +169,9 @@ fn mark_of(number: u16, generation: u16) -> u32 {
 #[test]
 fn address_of_a_frame_with_a_valid_mark_is_not_looked_up() {
     let untagged = |at: u8| port(mac(at), 7 + u16::from(at), Vlans::Untagged);
-    let mut world = World::of((0..3).map(untagged).collect()).with_hints(HintSet::HASH);
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let mut world = World::of((0..3).map(untagged).collect())
+        .with_hints(HintSet::HASH)
+        .posting(16);
     // Nobody has it.
     let sent = frame(STRANGER, STRANGER, 60);
     world.arrive_behind(&note(mark_of(1, 8)), &sent);
@@ -228,8 +223,7 @@ proptest! {
     #[test]
     fn stale_mark_is_never_trusted(events in proptest::collection::vec(event(), 1..40)) {
         let mut ports: Vec<Option<FdbPort>> = vec![None; 3];
-        let mut world = World::new(&[0, 0, 0]).with_hints(HintSet::NONE);
-        world.ports.iter_mut().for_each(|port| port.post(64));
+        let mut world = World::new(&[0, 0, 0]).with_hints(HintSet::NONE).posting(64);
         world.tell(ports.clone());
         let (mut generation, mut noted) = (0, Vec::new());
         for event in events {
@@ -281,8 +275,7 @@ fn tag_that_the_nic_took_off_is_as_if_it_were_in_the_frame() {
             },
             ..port(mac(at), 5, vlans.clone())
         });
-        let mut world = World::of(known.collect()).with_hints(HintSet::VLAN);
-        world.ports.iter_mut().for_each(|port| port.post(64));
+        let mut world = World::of(known.collect()).with_hints(HintSet::VLAN).posting(64);
         let left = |port: u16, proto, tci| {
             let port = by_note.then_some(mark_of(port, 5));
             Left {
@@ -340,8 +333,7 @@ fn tag_that_the_nic_took_off_is_as_if_it_were_in_the_frame() {
 fn vlan_in_the_hint_only_is_respected() {
     let vlans = [Vlans::Access(100), Vlans::Untagged];
     let known = (0..).zip(vlans).map(|(at, vlans)| port(mac(at), 1, vlans));
-    let mut world = World::of(known.collect()).with_hints(HintSet::VLAN);
-    world.ports.iter_mut().for_each(|port| port.post(16));
+    let mut world = World::of(known.collect()).with_hints(HintSet::VLAN).posting(16);
     // Of another VLAN, of none, and of one for who has none.
     world.arrive_behind(&Left::tag(0x8100, 101).bytes(), &frame(mac(0), STRANGER, 60));
     world.arrive_behind(&Left::default().bytes(), &frame(mac(0), STRANGER, 60));
@@ -386,7 +378,7 @@ fn mark_is_trusted_at_its_usual_place_only() {
     let mut world = World::of(vec![port(mac(0), 3, Vlans::Untagged)]).with_hints(HintSet::NONE);
     world.ports[0].post(16);
     let bytes = [note(mark_of(0, 3)), frame(STRANGER, STRANGER, 60)].concat();
-    let mut wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
+    let mut wire = world.wire();
     wire.receive(60, false);
     let piece = wire.received.back_mut().expect("just now");
     // As of a driver that moves frames, into what a frame was before.
@@ -404,8 +396,7 @@ fn mark_is_trusted_at_its_usual_place_only() {
 #[test]
 fn networks_that_share_an_underlay_are_told_by_the_mark() {
     let known = [0, 1].map(|at| port(mac(at), 3, Vlans::Untagged));
-    let mut world = World::of(known.into()).with_hints(HintSet::NONE);
-    world.ports.iter_mut().for_each(|port| port.post(64));
+    let mut world = World::of(known.into()).with_hints(HintSet::NONE).posting(64);
     let network = || Arc::<str>::from("other");
     world.lanes.slots[1].role = Role::Member {
         network: network(),
@@ -512,8 +503,7 @@ fn flow_follows_its_pair_also_by_the_nics_hash() {
     let mut world = World::of(vec![known]);
     world.add_pair(0, 1, Offloads::NONE);
     world.rebuild_forwarding();
-    let mut world = world.with_hints(HintSet::HASH);
-    world.ports.iter_mut().for_each(|port| port.post(64));
+    let mut world = world.with_hints(HintSet::HASH).posting(64);
     let back = |source: u16| {
         let mut bytes = udp(source);
         let (to, from) = (STRANGER, mac(0));
@@ -558,7 +548,7 @@ fn piece_that_is_none_spoils_its_frame_only() {
     let sent = |len| frame(mac(1), STRANGER, len);
     for more in [false, true] {
         world.arrive_piece(&sent(1000), true);
-        let mut wire = world.wire.as_ref().expect("an uplink").lock().expect("no panic");
+        let mut wire = world.wire();
         // Nothing that the NIC has.
         let frame = frame_at(UmemOffset::new(300 * 2048));
         let data = UmemOffset::new(frame.offset().get() + u64::from(XDP_PACKET_HEADROOM));

@@ -1,23 +1,16 @@
 //! Ports that get copies of frames for others.
 
 use super::*;
-use crate::tests::fairness_tests::gso_packet;
-use model::config::MemberOptions;
 
 /// Ports of these VLANs, with 16 receive buffers each; the last one listens.
 fn heard(vlans: &[Vlans]) -> World {
-    let port = |(at, vlans_of): (usize, &Vlans)| FdbPort {
-        mac: mac(at as u8),
-        vlans: vlans_of.clone(),
-        options: MemberOptions {
-            promiscuous: at == vlans.len() - 1,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
+    let port = |(at, vlans_of): (usize, &Vlans)| {
+        fdb_port_with(at as u8, |port| {
+            port.vlans = vlans_of.clone();
+            port.options.promiscuous = at == vlans.len() - 1;
+        })
     };
-    let mut world = World::of(vlans.iter().enumerate().map(port).collect());
-    world.ports.iter_mut().for_each(|port| port.post(16));
-    world
+    World::of(vlans.iter().enumerate().map(port).collect()).posting(16)
 }
 
 #[test]
@@ -95,14 +88,7 @@ fn promiscuous_port_without_buffers_delays_no_port() {
 
 #[test]
 fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        options: MemberOptions {
-            promiscuous: at == 3,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
-    };
+    let port = |at: u8| fdb_port_with(at, |port| port.options.promiscuous = at == 3);
     let sends = Offloads {
         csum: true,
         tso4: true,
@@ -112,10 +98,7 @@ fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
     world.ports[2].post(120);
     world.ports[3].post(120);
     // More segments than a budget has frames.
-    let (asked, packet) = gso_packet(mac(2), mac(0), 100 * 600, 600);
-    let mut header = [0; HEADER as usize];
-    header[..asked.len()].copy_from_slice(&asked);
-    world.ports[0].send_with(header, &packet);
+    world.ports[0].send_gso(mac(2), mac(0), 100 * 600, 600);
     let other = frame(mac(2), mac(1), 60);
     world.ports[1].send(&other);
     world.poll();

@@ -12,19 +12,16 @@ const VLANS: [u16; 4] = [0, 100, 101, 102];
 
 /// Two ports of each kind: untagged, isolated, of a VLAN, of another, of both.
 fn ports() -> Vec<FdbPort> {
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        vlans: match at / 2 {
-            0 | 1 => Vlans::Untagged,
-            2 => Vlans::Access(100),
-            3 => Vlans::Access(101),
-            _ => Vlans::Trunk(vec![100, 101]),
-        },
-        options: MemberOptions {
-            isolated: at / 2 == 1,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
+    let port = |at: u8| {
+        fdb_port_with(at, |port| {
+            port.vlans = match at / 2 {
+                0 | 1 => Vlans::Untagged,
+                2 => Vlans::Access(100),
+                3 => Vlans::Access(101),
+                _ => Vlans::Trunk(vec![100, 101]),
+            };
+            port.options.isolated = at / 2 == 1;
+        })
     };
     (0..10).map(port).collect()
 }

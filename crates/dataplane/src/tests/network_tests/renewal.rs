@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use model::config::MemberOptions;
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -23,14 +22,7 @@ impl World {
 
     /// The same, while a port listens to what is for others.
     fn renew_with(&mut self, back_in: Option<Duration>, listens: Option<u8>) {
-        let ports = (0..3).map(|port| FdbPort {
-            mac: mac(port),
-            options: MemberOptions {
-                promiscuous: listens == Some(port),
-                ..MemberOptions::default()
-            },
-            ..FdbPort::default()
-        });
+        let ports = (0..3).map(|at| fdb_port_with(at, |port| port.options.promiscuous = listens == Some(at)));
         let until = back_in.map(|wait| Instant::now() + wait);
         let fdb = Fdb::new(ports.map(Some).collect()).with_uplink_until(until);
         self.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));

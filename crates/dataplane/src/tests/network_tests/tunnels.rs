@@ -35,12 +35,10 @@ fn checksum_inside_a_tunnel_is_completed_for_one_guest_and_for_all() {
             guest_csum: takes_partial,
             ..Offloads::NONE
         };
-        let ports = (0..3).map(|port| FdbPort {
-            mac: mac(port),
-            ..FdbPort::default()
-        });
-        let mut world = World::offering(ports.collect(), offloads).with_uplink_from(true, 256, |_| ());
-        world.ports.iter_mut().for_each(|port| port.post(16));
+        let ports = (0..3).map(fdb_port);
+        let mut world = World::offering(ports.collect(), offloads)
+            .with_uplink_from(true, 256, |_| ())
+            .posting(16);
         world.poll();
         let tunnelled =
             |to, inner: &[u8]| datagram(to, 4789, &[&[8, 0, 0, 0, 0, 0, 42, 0], inner].concat(), false);

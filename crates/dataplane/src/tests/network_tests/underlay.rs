@@ -17,7 +17,6 @@ use crate::fdb::UnderlayOf;
 use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::lane::Work;
 use crate::policy::guard::{Addresses, SourceGuard};
-use crate::tests::fairness_tests::gso_packet;
 use crate::tests::no_allocation_tests::allocations;
 use crate::tests::test_xdp::XdpWire;
 
@@ -53,11 +52,7 @@ fn vtep(number: u8, v6: bool) -> Arc<Vtep> {
 }
 
 fn ports(vlans: &[Vlans]) -> Vec<FdbPort> {
-    let port = |(at, vlans): (usize, &Vlans)| FdbPort {
-        mac: mac(at as u8),
-        vlans: vlans.clone(),
-        ..FdbPort::default()
-    };
+    let port = |(at, vlans): (usize, &Vlans)| fdb_port_with(at as u8, |port| port.vlans = vlans.clone());
     vlans.iter().enumerate().map(port).collect()
 }
 
@@ -411,11 +406,7 @@ fn station_that_moves_is_found_where_it_is_by_flows_that_rules_know() {
 
 /// TCP of so many bytes, to be cut into segments of 1000.
 fn send_gso(overlay: &mut Overlay, payload: usize) -> Vec<u8> {
-    let (asked, packet) = gso_packet(NEAR, mac(0), payload, 1000);
-    let mut header = [0; HEADER as usize];
-    header[..asked.len()].copy_from_slice(&asked);
-    overlay.world.ports[0].send_with(header, &packet);
-    packet
+    overlay.world.ports[0].send_gso(NEAR, mac(0), payload, 1000)
 }
 
 #[test]

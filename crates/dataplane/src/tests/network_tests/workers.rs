@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use device::call::{Call, CallBlocked};
 use device::pair::Fault;
-use model::config::MemberOptions;
 use steer::HintSet;
 use virtqueue::Chains;
 
@@ -13,7 +12,6 @@ use super::port_marks::offer;
 use super::*;
 use crate::fdb::learned::Learned;
 use crate::lane::spread::{LaneWorker, SharedLane, Spread};
-use crate::tests::fairness_tests::gso_packet;
 use crate::tests::no_allocation_tests::allocations;
 use crate::worker::WorkerHandle;
 use crate::worker::polling::Waits;
@@ -106,11 +104,7 @@ impl Workers {
 
     /// Ports without VLANs, with so many buffers each.
     fn plain(buffers: usize, has_uplink: bool) -> Self {
-        let port = |at| FdbPort {
-            mac: mac(at),
-            ..FdbPort::default()
-        };
-        let mut workers = Self::new((0..4).map(port).collect(), has_uplink);
+        let mut workers = Self::new((0..4).map(fdb_port).collect(), has_uplink);
         workers.post(buffers);
         workers
     }
@@ -203,14 +197,7 @@ fn multicast_reaches_all_workers_once_and_not_its_sender() {
 #[test]
 fn frames_of_a_hairpin_port_come_back_once() {
     for has_uplink in [false, true] {
-        let port = |at| FdbPort {
-            mac: mac(at),
-            options: MemberOptions {
-                hairpin: true,
-                ..MemberOptions::default()
-            },
-            ..FdbPort::default()
-        };
+        let port = |at| fdb_port_with(at, |port| port.options.hairpin = true);
         let mut workers = Workers::new((0..4).map(port).collect(), has_uplink);
         workers.post(16);
         for from in 0..4 {
@@ -243,14 +230,11 @@ fn all_get_what_the_uplink_of_one_worker_receives() {
 
 #[test]
 fn vlans_and_isolation_hold_between_workers() {
-    let port = |at: u8, vlans, isolated| FdbPort {
-        mac: mac(at),
-        vlans,
-        options: MemberOptions {
-            isolated,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
+    let port = |at: u8, vlans, isolated| {
+        fdb_port_with(at, |port| {
+            port.vlans = vlans;
+            port.options.isolated = isolated;
+        })
     };
     let access = || Vlans::Access(100);
     let mut workers = Workers::new(
@@ -278,15 +262,12 @@ fn vlans_and_isolation_hold_between_workers() {
 /// promiscuous.
 fn isolated_ports(listens: bool) -> Vec<FdbPort> {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-    let port = |at: u8| FdbPort {
-        mac: mac(at),
-        options: MemberOptions {
-            isolated: at != 3,
-            promiscuous: at == 2 && listens,
-            ..MemberOptions::default()
-        },
-        learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
-        ..FdbPort::default()
+    let port = |at: u8| {
+        fdb_port_with(at, |port| {
+            port.options.isolated = at != 3;
+            port.options.promiscuous = at == 2 && listens;
+            port.learned = (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news))));
+        })
     };
     (0..4).map(port).collect()
 }
@@ -324,14 +305,7 @@ fn isolated_promiscuous_port_gets_no_frame_of_an_isolated_port_not_learned_yet()
 #[test]
 fn promiscuous_port_of_another_worker_hears_each_frame_once() {
     for listener in [1, 3] {
-        let port = |at| FdbPort {
-            mac: mac(at),
-            options: MemberOptions {
-                promiscuous: usize::from(at) == listener,
-                ..MemberOptions::default()
-            },
-            ..FdbPort::default()
-        };
+        let port = |at| fdb_port_with(at, |port| port.options.promiscuous = usize::from(at) == listener);
         let mut workers = Workers::new((0..4).map(port).collect(), true);
         workers.post(64);
         let mut heard = 0;
@@ -382,10 +356,7 @@ fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
                 .lane
                 .change_vrings(&mut |_, vring| vring.guest.offloads = offloads);
         }
-        let (asked, packet) = gso_packet(mac(2), mac(0), 8000, 1000);
-        let mut header = [0; HEADER as usize];
-        header[..asked.len()].copy_from_slice(&asked);
-        workers.port(0).send_with(header, &packet);
+        let packet = workers.port(0).send_gso(mac(2), mac(0), 8000, 1000);
         workers.poll();
         let got = workers.port(2).got();
         assert_eq!(got.len(), buffers);
@@ -422,11 +393,8 @@ fn worker_is_told_once_of_a_packet_that_waits_for_its_guest() {
     slots[0]
         .lane
         .change_vrings(&mut |_, vring| vring.guest.offloads = Offloads::all());
-    let (asked, packet) = gso_packet(mac(2), mac(0), 8000, 1000);
-    let mut header = [0; HEADER as usize];
-    header[..asked.len()].copy_from_slice(&asked);
     for round in 0..2 {
-        workers.port(0).send_with(header, &packet);
+        workers.port(0).send_gso(mac(2), mac(0), 8000, 1000);
         for _ in 0..10 {
             workers.port(1).send(&frame(mac(2), mac(1), 60));
             workers.0[0].poll();
@@ -486,14 +454,7 @@ fn guest_whose_call_blocked_another_worker_is_reported_by_that() {
 
 #[test]
 fn frame_for_a_guest_that_has_moved_is_heard_once() {
-    let port = |at| FdbPort {
-        mac: mac(at),
-        options: MemberOptions {
-            promiscuous: at == 1,
-            ..MemberOptions::default()
-        },
-        ..FdbPort::default()
-    };
+    let port = |at| fdb_port_with(at, |port| port.options.promiscuous = at == 1);
     let mut workers = Workers::new((0..4).map(port).collect(), true);
     workers.post(8);
     workers.0[1].lanes.slots.remove(1).lane.stop();
