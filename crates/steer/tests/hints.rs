@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
-use common::hinted::{L4, VLAN, all_sets, attach, enable, pair, set};
+use common::hinted::{self, L4, VLAN, all_sets, attach, enable, pair, set};
 use common::receiver::{BEFORE, Receiver, UNTOUCHED};
 use common::tap::Tap;
 use common::{Pair, as_a_steward, bare, frame_to, program_on};
@@ -149,8 +149,7 @@ fn each_kind_of_frame_has_the_bytes_that_its_layout_says() {
     for hints in all_sets().filter(|hints| !hints.is_empty()) {
         let program = attach(&pair, hints);
         let layout = program.layouts()[0];
-        let mut receiver = Receiver::reading_hints(&pair, &program);
-        enable(&program, &receiver);
+        let mut receiver = hinted::receiver(&pair, &program);
         for (name, sent, kind) in &cases {
             for (port, tag) in [(&pair.far_socket, None), (tagged.port(), Some(u16::from(VLAN)))] {
                 port.send(sent);
@@ -184,8 +183,7 @@ fn hash_is_that_of_the_flow() {
     let Some(pair) = pair() else { return };
     let program = attach(&pair, HintSet::HASH);
     let layout = program.layouts()[0];
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     let mut hash_of = |flow: u16, len| {
         let sent = frame::udp(flow, len);
         pair.far_socket.send(&sent);
@@ -202,8 +200,7 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
     let Some(pair) = pair() else { return };
     let program = attach(&pair, HintSet::MARK);
     let layout = program.layouts()[0];
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
     let mut mark_of = |port: &PacketPort, sent: &[u8]| {
         port.send(sent);
@@ -291,8 +288,7 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
     let program = attach(&pair, set("hash,vlan"));
     let layout = program.layouts()[0];
     let ring = network_of_two(&program);
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     let sent = frame_to(STATION, &[]);
     tagged.port().send(&sent);
     assert_eq!(next_hints(&mut receiver, &layout, &sent).port, Some(7));
@@ -341,8 +337,7 @@ fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
     let program = attach(&pair, set("vlan"));
     let layout = program.layouts()[0];
     let ring = network_of_two(&program);
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     let sent = frame_to(STATION, &[]);
     tagged.port().send(&sent);
     let tag = Tag {
@@ -419,8 +414,7 @@ fn layout_that_nobody_knows_is_told_by_its_id() {
     let program = attach(&pair, HintSet::HASH);
     let old = program.layouts();
     program.set_hints(set("hash,mark")).expect("all of them");
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     pair.far_socket.send(&frame::udp(1, 100));
     let desc = receiver.next();
     let new = program.layouts()[0];

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::hinted::{L4, VLAN, all_sets, attach, enable, pair, set};
+use common::hinted::{self, L4, VLAN, all_sets, attach, pair, set};
 use common::program_on;
 use common::receiver::Receiver;
 use steer::{Flow, HintSet, Program};
@@ -149,8 +149,7 @@ fn hints_switched_under_traffic_lose_no_frame_and_misread_none() {
         };
         program.set_mark(&flow_, Some(mark_of(flow))).expect("room");
     }
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     let (layouts, over) = (RwLock::new(Layouts::default()), AtomicBool::new(false));
     let (mut truth, mut sent) = (Truth::default(), 0u64);
     let switches = soak::count(50, 1000);

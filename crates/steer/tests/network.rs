@@ -67,10 +67,7 @@ fn frame_of_a_station_comes_with_its_port_and_all_others_go_to_the_host() {
             program
                 .set_station(0, station(0, OTHER), 0xdead_beef)
                 .expect("room");
-            let mut receiver = Receiver::open(&pair, program);
-            program
-                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-                .expect("queue 0");
+            let mut receiver = Receiver::of_queue_0(&pair, program);
             for (mac, port) in [(OURS, 7), (OTHER, 0xdead_beef), (OURS, 7)] {
                 for len in [60, 64, 65, 1513, 1514] {
                     let context = format!("{request:?}, frags {frags}, {len} bytes");

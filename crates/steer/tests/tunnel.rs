@@ -78,12 +78,7 @@ fn put_network(program: &Program, local: &str) -> MulticastRing {
 
 /// The next frame of the socket, and its note.
 fn next(receiver: &mut Receiver) -> (Vec<u8>, Option<u32>) {
-    let desc = receiver.next();
-    let data = desc.data.get();
-    let note = receiver.bytes(data - NOTE_BYTES as u64, NOTE_BYTES);
-    let received = receiver.bytes(data, desc.len as usize);
-    receiver.pool.put(desc.frame);
-    receiver.post();
+    let (note, received) = receiver.take(NOTE_BYTES);
     (received, noted_port(note.try_into().expect("eight")))
 }
 
@@ -93,10 +88,7 @@ fn frame_of_a_station_comes_without_its_outer_headers() {
     for request in [ModeRequest::Native, ModeRequest::Skb] {
         for local in LOCALS {
             let (program, _ring) = network(&pair, request, false, local);
-            let mut receiver = Receiver::open(&pair, &program);
-            program
-                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-                .expect("queue 0");
+            let mut receiver = Receiver::of_queue_0(&pair, &program);
             let mut plain = frame::plain(1430, 3);
             plain[..6].copy_from_slice(&OURS);
             let tagged = frame_to(OURS, &[(0x8100, 100)]);
@@ -171,10 +163,7 @@ fn all_else_goes_to_the_host_as_it_came() {
     for request in [ModeRequest::Native, ModeRequest::Skb] {
         for (local, changes) in LOCALS.into_iter().zip([&CHANGES_OF_IPV4[..], &CHANGES_OF_IPV6]) {
             let (program, _ring) = network(&pair, request, false, local);
-            let receiver = Receiver::open(&pair, &program);
-            program
-                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-                .expect("queue 0");
+            let _receiver = Receiver::of_queue_0(&pair, &program);
             let inner = frame_to(OURS, &[]);
             let mut cases = vec![
                 ("frame of the station, outside of the tunnel", inner.clone()),
@@ -326,10 +315,7 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
             let tunnel = program.drop_unknown(0..1, 0).expect("there is one");
             assert!(tunnel.is_some_and(|tunnel| tunnel.drops_unknown));
             assert_eq!(program.tunnels(0).get(&0).copied(), tunnel);
-            let mut receiver = Receiver::open(&pair, &program);
-            program
-                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-                .expect("queue 0");
+            let mut receiver = Receiver::of_queue_0(&pair, &program);
             let dropped = || program.counters(0).expect("counters").unknown_sender;
             let inner = frame_to(OURS, &[]);
             // Not the sender's: in an unchanged packet.
@@ -387,10 +373,7 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
 fn stations_of_a_tunnel_are_of_one_network() {
     let Some(pair) = Pair::new(1500) else { return };
     let (program, ring) = network(&pair, ModeRequest::Native, false, LOCALS[0]);
-    let mut receiver = Receiver::open(&pair, &program);
-    program
-        .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-        .expect("queue 0");
+    let mut receiver = Receiver::of_queue_0(&pair, &program);
     let (station, limit) = (Station { vlan: 0, mac: OURS }, MulticastLimit::default());
     for number in 1..4 {
         program
@@ -446,10 +429,7 @@ fn networks_that_share_queues_are_told_by_the_tunnel() {
     let Some(pair) = Pair::new(1500) else { return };
     for local in LOCALS {
         let (program, ring) = network(&pair, ModeRequest::Native, false, local);
-        let mut receiver = Receiver::open(&pair, &program);
-        program
-            .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-            .expect("queue 0");
+        let mut receiver = Receiver::of_queue_0(&pair, &program);
         let (station, shares) = (
             Station { vlan: 0, mac: OURS },
             [1, 63].map(|share| network_number(0, share)),
@@ -539,8 +519,7 @@ fn hints_are_those_of_the_frame_in_the_tunnel() {
     let Some(pair) = hinted::pair() else { return };
     let program = hinted::attach(&pair, HintSet::ALL);
     let _ring = put_network(&program, LOCALS[0]);
-    let mut receiver = Receiver::reading_hints(&pair, &program);
-    hinted::enable(&program, &receiver);
+    let mut receiver = hinted::receiver(&pair, &program);
     let (from, to) = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
     let ip = frame::ipv4(from, to, 17, &frame::udp_ports([1000, 2000]));
     let inner = [&OURS[..], &[2, 0, 0, 0, 0, 2], &[8, 0], &ip].concat();
@@ -581,10 +560,7 @@ fn tunnel_goes_on_with_the_next_owner_of_the_program_and_ends_with_the_network()
         [program.tunnels(0), program.tunnels(1)],
         [[(0, tunnel(LOCALS[1]))].into(), BTreeMap::new()]
     );
-    let mut receiver = Receiver::open(&pair, &program);
-    program
-        .enable_queue(0, receiver.socket.as_fd(), bare(1514))
-        .expect("queue 0");
+    let mut receiver = Receiver::of_queue_0(&pair, &program);
     let (inner, other) = (frame_to(OURS, &[]), packed(LOCALS[0], &frame_to(OURS, &[])));
     pair.far_socket.send(&packed(LOCALS[1], &inner));
     assert_eq!(next(&mut receiver).0, inner);

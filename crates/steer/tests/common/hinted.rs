@@ -45,6 +45,12 @@ pub(crate) fn attach(pair: &Pair, hints: HintSet) -> Program {
 }
 
 /// Queue 0 with hints before each frame.
+pub(crate) fn receiver(pair: &Pair, program: &Program) -> Receiver {
+    let receiver = Receiver::reading_hints(pair, program);
+    enable(program, &receiver);
+    receiver
+}
+
 pub(crate) fn enable(program: &Program, receiver: &Receiver) {
     let conf = QueueConf {
         virtio_header: None,

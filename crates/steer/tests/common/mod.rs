@@ -16,7 +16,6 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys;
-use libbpf_rs::query::ProgInfoIter;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use steer::TapDevice;
 use testkit::privilege::{Need, have};
@@ -195,26 +194,6 @@ pub(crate) fn test_runs(id: u32, metadata_bytes: u32, frame: &[u8], repeat: u32)
     let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd.as_raw_fd(), &raw mut opts) };
     assert_eq!(result, 0, "bpf_prog_test_run_opts");
     (opts.retval, opts.duration)
-}
-
-/// The time of one run of the program with this id while `traffic` sends it frames, ns, as the kernel measures it. It
-/// includes the measurement (some 20 ns). For programs that BPF_PROG_TEST_RUN rejects: those bound to an interface
-/// (EINVAL).
-pub(crate) fn ns_a_run(id: u32, traffic: impl FnOnce()) -> f64 {
-    // SAFETY: no memory is passed.
-    let on: RawFd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
-    assert!(on >= 0, "bpf_enable_stats: {on}");
-    // SAFETY: the call just returned this descriptor, and nobody else has it.
-    let _on = unsafe { OwnedFd::from_raw_fd(on) };
-    let so_far = || {
-        let program = ProgInfoIter::default().find(|program| program.id == id);
-        let program = program.expect("it is attached");
-        (program.run_time_ns, program.run_cnt)
-    };
-    let (time, count) = so_far();
-    traffic();
-    let (later, runs) = so_far();
-    (later - time) as f64 / (runs - count) as f64
 }
 
 /// Reads one line from a child's output.

@@ -1,5 +1,6 @@
 //! An AF_XDP socket on queue 0 of a pair, whose buffers are compared byte by byte.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use steer::{Mode, Program};
@@ -10,7 +11,7 @@ use xsk::{
     XDP_PACKET_HEADROOM,
 };
 
-use super::Pair;
+use super::{Pair, bare};
 
 const CHUNK: u32 = 2048;
 /// The content of a chunk before a frame is received.
@@ -33,6 +34,27 @@ pub(crate) struct Receiver {
 impl Receiver {
     pub(crate) fn open(pair: &Pair, program: &Program) -> Self {
         Self::open_for(pair.ifindex(), program, false)
+    }
+
+    /// One whose queue the program gives frames.
+    pub(crate) fn of_queue_0(pair: &Pair, program: &Program) -> Self {
+        let receiver = Self::open(pair, program);
+        let socket = receiver.socket.as_fd();
+        program.enable_queue(0, socket, bare(1514)).expect("queue 0");
+        receiver
+    }
+
+    /// The next frame, of which that many bytes are before it; its chunk is posted again.
+    pub(crate) fn take(&mut self, before: usize) -> (Vec<u8>, Vec<u8>) {
+        let desc = self.next();
+        let data = desc.data.get();
+        let taken = (
+            self.bytes(data - before as u64, before),
+            self.bytes(data, desc.len as usize),
+        );
+        self.pool.put(desc.frame);
+        self.post();
+        taken
     }
 
     /// Old metadata in a chunk is erased before the kernel gets it.
