@@ -6,11 +6,11 @@ use crate::common;
 use std::io::Read;
 use std::net::IpAddr;
 
-use common::{World, await_facts, refusal, take, to, wanted};
+use common::{World, await_facts, network, refusal, take, to};
 use rustix::process::Signal;
 use steer::Station;
 use steward_client::Lease;
-use steward_protocol::{AddressChange, Facts, Reason, StationChange, Wanted};
+use steward_protocol::{AddressChange, Facts, Reason, Wanted};
 use testkit::{PacketPort, VethPair, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -50,15 +50,12 @@ impl Overlay {
         near.ip(&["link", "set", "br7", "up"]);
         let wanted = Wanted {
             interface: "vx7".to_owned(),
-            network: true,
-            ..wanted(0, 1)
+            ..network(0, 1)
         };
         let lease = take(&world.socket(), &wanted).expect("allowed");
-        let station = StationChange {
-            station: station(),
-            port: Some(1),
-        };
-        lease.set_stations(&[station]).expect("allowed");
+        lease
+            .set_stations(&[common::change(0, OURS, Some(1))])
+            .expect("allowed");
         let (end, tap) = lease.host(0).expect("allowed");
         Self {
             lease,
@@ -170,10 +167,7 @@ fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
     overlay.await_tables(&[], &[]);
     // Its addresses go with the station.
     lease.advertise(&both(true)).expect("allowed");
-    let station = |port| StationChange {
-        station: station(),
-        port,
-    };
+    let station = |port| common::change(0, OURS, port);
     lease.set_stations(&[station(None)]).expect("removed");
     overlay.await_tables(&[], &[]);
     lease.set_stations(&[station(Some(1))]).expect("allowed");
@@ -228,8 +222,7 @@ fn addresses_are_advertised_by_a_tunnel_at_a_suitable_bridge_only() {
         overlay.lease.advertise(&both(false)).ok();
         let (end, tap) = overlay.lease.host(0).expect("allowed");
         overlay.tap = (end.interface, tap);
-        let refused = refusal(overlay.lease.advertise(&both(true)));
-        assert!(refused.text.contains(remedy), "{refused}");
+        common::assert_refused_with(overlay.lease.advertise(&both(true)), remedy);
         set(&overlay, right);
         set(&overlay, "bridge link set dev vx7 learning off");
     }
@@ -248,16 +241,17 @@ fn addresses_of_the_host_and_of_others_are_not_taken() {
         ("192.0.2.15", "a broadcast address"),
         ("192.0.2.2", "`ip neighbour show 192.0.2.2`"),
     ] {
-        let refused = refusal(overlay.lease.advertise(&[change(Some(ip), true)]));
-        assert!(refused.text.contains(why), "{refused}");
+        common::assert_refused_with(overlay.lease.advertise(&[change(Some(ip), true)]), why);
     }
     overlay.lease.advertise(&[change(None, false)]).expect("removed");
     near.ip(&[
         "link", "add", "p0", "master", "br7", "type", "veth", "peer", "name", "p1",
     ]);
     overlay.bridge(&["fdb", "add", MAC, "dev", "p0", "master", "static"]);
-    let refused = refusal(overlay.lease.advertise(&[change(None, true)]));
-    assert!(refused.text.contains("`bridge fdb show dev p0`"), "{refused}");
+    common::assert_refused_with(
+        overlay.lease.advertise(&[change(None, true)]),
+        "`bridge fdb show dev p0`",
+    );
 }
 
 #[test]

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use common::older::Older;
-use common::{World, refusal, take, wanted};
+use common::{World, change, filtered, network, take, wanted};
 use rustix::process::Signal;
-use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
+use steer::{HintSet, Mode, ModeRequest, QueueConf};
 use steward_client::{Lease, LeaseError, Waiting};
-use steward_protocol::{HintRequest, Hinted, Reason, StationChange, Wanted};
+use steward_protocol::{HintRequest, Hinted, Reason, Wanted};
 use testkit::{VethPair, require, wait};
 
 const POLICY: &str =
@@ -209,13 +209,7 @@ fn vlans_are_known_where_the_driver_strips_tags() {
     }
     let world = World::with(2, POLICY);
     rxvlan(&world, "on");
-    let tagged = Wanted {
-        filter: Filter {
-            vlans: vec![100],
-            ..Filter::default()
-        },
-        ..wanted(0, 1)
-    };
+    let tagged = filtered(0, &[], &[100]);
     let where_needed = HintRequest {
         asked: HintSet::NONE,
         tags: true,
@@ -225,8 +219,7 @@ fn vlans_are_known_where_the_driver_strips_tags() {
             None => take(&world.socket(), &tagged),
             Some(hint_request) => hinted(&world.socket(), &tagged, hint_request),
         };
-        let refused = refusal(lease);
-        assert!(refused.text.contains("hints with vlan"), "{refused}");
+        common::assert_refused_with(lease, "hints with vlan");
     }
     let lease = hinted(&world.socket(), &tagged, where_needed).expect("the program is told of tags");
     assert_eq!(told(&lease).on, set("vlan"));
@@ -238,17 +231,8 @@ fn vlans_are_known_where_the_driver_strips_tags() {
     assert!(!lease.facts().impaired, "{:?}", lease.facts());
     drop(lease);
 
-    let network = Wanted {
-        network: true,
-        ..wanted(0, 1)
-    };
-    let change = |vlan, port| StationChange {
-        station: Station {
-            vlan,
-            mac: [2, 0, 0, 0, 0, 9],
-        },
-        port,
-    };
+    let network = network(0, 1);
+    let change = |vlan, port| change(vlan, [2, 0, 0, 0, 0, 9], port);
     // The queue is taken back when the steward sees the end of the lease before.
     let again = || hinted(&world.socket(), &network, where_needed).ok();
     let lease = wait::until_some(wait::SOON, again).expect("allowed");
@@ -272,18 +256,9 @@ fn tags_for_other_leases_are_no_use_to_a_lease_without_hints() {
     let first = hinted(&world.socket(), &wanted(0, 1), hint_request("vlan")).expect("allowed");
     assert_eq!(told(&first).on, set("vlan"));
     let network = |queue, asked| {
-        let wanted = Wanted {
-            network: true,
-            ..wanted(queue, 1)
-        };
+        let wanted = common::network(queue, 1);
         let lease = hinted(&world.socket(), &wanted, hint_request(asked)).expect("allowed");
-        let change = StationChange {
-            station: Station {
-                vlan: 7,
-                mac: [2, 0, 0, 0, 0, queue as u8],
-            },
-            port: Some(1),
-        };
+        let change = change(7, [2, 0, 0, 0, 0, queue as u8], Some(1));
         let strips = lease.facts().strips_tags;
         let changed = lease.set_stations(&[change]).map(|()| lease.facts());
         (strips, changed)

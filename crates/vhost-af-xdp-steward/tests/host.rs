@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use common::hostile::assert_serves;
 use common::raw::Raw;
-use common::{World, lessee, lessee_may, refusal, take, to, wanted};
+use common::{World, change, lessee, lessee_may, network, refusal, take, to, wanted_of};
 use rustix::io::Errno;
 use rustix::process::Signal;
-use steer::Station;
 use steward_client::Lease;
-use steward_protocol::{Answer, HostEnd, Reason, Request, StationChange, Wanted};
+use steward_protocol::{Answer, HostEnd, Reason, Request};
 use testkit::stalled::StuckWrite;
 use testkit::{PacketPort, VethPair, require, wait};
 
@@ -27,26 +26,15 @@ fn policy() -> String {
         + "network = true\n[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
 }
 
-fn network() -> Wanted {
-    Wanted {
-        network: true,
-        ..wanted(0, 1)
-    }
-}
-
 /// A lease of a network with a station.
 fn network_of_ours(world: &World) -> Lease {
-    let lease = take(&world.socket(), &network()).expect("allowed");
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
     set_ours(&lease);
     lease
 }
 
 fn set_ours(lease: &Lease) {
-    let station = Station { vlan: 0, mac: OURS };
-    let port = Some(1);
-    lease
-        .set_stations(&[StationChange { station, port }])
-        .expect("allowed");
+    lease.set_stations(&[change(0, OURS, Some(1))]).expect("allowed");
 }
 
 /// Who has a network and reaches the host, in this process: what comes from the host goes back.
@@ -220,10 +208,7 @@ fn lessee_cannot_have_devices_made_without_end() {
     }
     guest.assert_answers(&host(&world), &to(OURS, 1));
     // Others have what they ask for.
-    let other = Wanted {
-        interface: "other0".to_owned(),
-        ..wanted(0, 1)
-    };
+    let other = wanted_of("other0", 0, 1);
     let mut honest = Raw::connect_as(&world.socket(), 1235, 1235);
     let leased = honest.ask(&Request::Lease(other));
     assert!(matches!(leased, Answer::Facts(_)), "{leased:?}");
@@ -338,7 +323,7 @@ fn nothing_is_left_when_steward_and_lessee_are_killed() {
 #[ignore = "run in a process of its own"]
 fn child_reaches_the_host() {
     lessee::give_up_privileges();
-    let lease = take(&lessee::socket(), &network()).unwrap_or_else(|error| panic!("{error}"));
+    let lease = take(&lessee::socket(), &network(0, 1)).unwrap_or_else(|error| panic!("{error}"));
     set_ours(&lease);
     let _tap = lease.host(0).expect("allowed").1.expect("a new one's descriptor");
     println!("reached");
@@ -386,7 +371,7 @@ fn next_steward_takes_over_or_removes_everything_whatever_step_the_last_one_died
         world.steward.wait(wait::SOON);
         world.restart();
         // This process lives: its lease waits for it, until it asks again.
-        drop(take(&world.socket(), &network()).expect("given up by asking again"));
+        drop(take(&world.socket(), &network(0, 1)).expect("given up by asking again"));
         world.await_nothing();
         assert_nothing_left(&world);
     }
@@ -398,9 +383,7 @@ fn host_is_refused_with_the_reason() {
     let closed = policy().replace("network = true\n", "network = true\nhost = false\n");
     let mut world = World::with(2, &closed);
     let lease = network_of_ours(&world);
-    let refused = refusal(lease.host(0));
-    assert_eq!(refused.reason, Reason::NotAllowed);
-    assert!(refused.text.contains("`host = false`"), "{refused}");
+    common::assert_refused(lease.host(0), Reason::NotAllowed, "`host = false`");
     let plain = world.lease(1, 1).expect("allowed");
     assert_eq!(refusal(plain.host(0)).reason, Reason::Lease);
     drop((lease, plain));

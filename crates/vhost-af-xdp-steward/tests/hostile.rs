@@ -248,9 +248,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     (0..3).for_each(|_| sender.send_with(&[0], &file, 253));
     limit_descriptors(&world, Some(500));
     // The bound socket is what the steward sends.
-    let refusal = common::refusal(lease.bind(prepared));
-    assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
-    assert!(refusal.text.contains("on their way"), "{refusal}");
+    common::assert_refused(lease.bind(prepared), Reason::Kernel, "on their way");
     drop((sender, receiver));
     let again = || {
         let prepared = lessee::register(&lease, 0)?;

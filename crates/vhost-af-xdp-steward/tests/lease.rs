@@ -234,9 +234,7 @@ fn interface_that_policy_names_and_that_is_not_there_is_refused_by_name() {
         interface: "nic7".to_owned(),
         ..wanted(0, 1)
     };
-    let refusal = refusal(take(&world.socket(), &wanted));
-    assert_eq!(refusal.reason, Reason::NoInterface);
-    assert!(refusal.text.contains("nic7"), "{refusal}");
+    common::assert_refused(take(&world.socket(), &wanted), Reason::NoInterface, "nic7");
 }
 
 #[test]
@@ -251,9 +249,7 @@ fn foreign_program_is_not_touched() {
         .veth
         .near
         .enter(|| steer::Program::attach(index, ModeRequest::Skb, false).expect("free"));
-    let refusal = refusal(world.lease(0, 1));
-    assert_eq!(refusal.reason, Reason::Program);
-    assert!(refusal.text.contains(&format!("id {}", theirs.id())), "{refusal}");
+    common::assert_refused(world.lease(0, 1), Reason::Program, &format!("id {}", theirs.id()));
     assert_eq!(world.program(), Some(theirs.id()));
     drop(theirs);
     world.lease(0, 1).expect("free now");

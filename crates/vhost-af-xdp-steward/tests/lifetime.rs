@@ -76,8 +76,7 @@ fn lease_outlives_its_interface_and_goes_on_with_one_of_its_name() {
     assert_eq!((gone.mode, gone.up), (None, false));
     assert!(gone.note.contains("nic0 is gone"), "{}", gone.note);
     let prepared = lessee::register(&lease, 0).expect("memory needs no interface");
-    let refusal = common::refusal(lease.bind(prepared));
-    assert!(refusal.text.contains("nic0 is gone"), "{refusal}");
+    common::assert_refused_with(lease.bind(prepared), "nic0 is gone");
     // Its queues stay its own meanwhile.
     world.veth.join(1, 1500);
     let back = await_facts(&lease, "back", |facts| facts.mode.is_some());

@@ -82,26 +82,14 @@ fn netkit_is_not_made_without_a_rule_a_note_and_a_lease_of_one_queue() {
     require!(Root);
     let world = World::with(2, &policy());
     let two = world.lease(0, 2).expect("free");
-    let refused = refusal(two.netkit(netkit(), None));
-    assert!(
-        refused.reason == Reason::Lease && refused.text.contains("one queue"),
-        "{refused}"
-    );
+    common::assert_refused(two.netkit(netkit(), None), Reason::Lease, "one queue");
     drop(two);
     let one = world.lease(0, 1).expect("free");
-    let refused = refusal(one.netkit(netkit(), None));
-    assert!(
-        refused.reason == Reason::Kernel && refused.text.contains("--state"),
-        "{refused}"
-    );
+    common::assert_refused(one.netkit(netkit(), None), Reason::Kernel, "--state");
     let other = NetkitWanted { queue: 1, ..netkit() };
     assert_eq!(refusal(one.netkit(other, None)).reason, Reason::Lease);
     drop((one, world));
     let world = World::kept_for(POLICY, "10");
     let lease = world.lease(0, 1).expect("free");
-    let refused = refusal(lease.netkit(netkit(), None));
-    assert!(
-        refused.reason == Reason::NotAllowed && refused.text.contains("netkit = true"),
-        "{refused}"
-    );
+    common::assert_refused(lease.netkit(netkit(), None), Reason::NotAllowed, "netkit = true");
 }

@@ -9,11 +9,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use common::raw::Raw;
-use common::{World, lessee, lessee_may, refusal, take, to, wanted};
+use common::{World, change, lessee, lessee_may, network, refusal, take, to};
 use rustix::process::Signal;
-use steer::{MulticastReader, Station};
+use steer::MulticastReader;
 use steward_client::Lease;
-use steward_protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered, Wanted};
+use steward_protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered};
 use testkit::{VethPair, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -28,25 +28,12 @@ fn policy() -> String {
     lessees + "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
 }
 
-fn network(start_queue: u32, queues: u32) -> Wanted {
-    Wanted {
-        network: true,
-        ..wanted(start_queue, queues)
-    }
-}
-
 fn on(vlan: u16, mac: [u8; 6], port: u32) -> StationChange {
-    let station = Station { vlan, mac };
-    let port = Some(port);
-    StationChange { station, port }
+    change(vlan, mac, Some(port))
 }
 
 fn off(vlan: u16, mac: [u8; 6]) -> StationChange {
-    let port = None;
-    StationChange {
-        port,
-        ..on(vlan, mac, 0)
-    }
+    change(vlan, mac, None)
 }
 
 fn comes(groups: &mut MulticastReader, sent: &[u8]) -> bool {
@@ -101,13 +88,7 @@ fn stations_change_at_run_time_and_everything_else_is_the_hosts() {
     assert!(guest.answers(&world, OURS, 2));
     assert!(!guest.answers(&world, THEIRS, 3));
     assert!(!guest.answers(&world, GROUP, 4));
-    let accepted = || {
-        let report = world
-            .veth
-            .near
-            .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
-        report.contains("02:00:00:00:00:aa")
-    };
+    let accepted = || world.accepts("02:00:00:00:00:aa");
     assert!(accepted(), "the NIC knows");
     // By one socket: to close another for each change would take the kernel long, and the steward with it.
     let near = &world.veth.near;
@@ -190,11 +171,12 @@ fn station_is_refused_with_the_reason_and_nothing_of_the_message_is_done() {
     first.set_stations(&[off(0, OURS)]).expect("ours");
     second.set_stations(&[on(0, OURS, 1)]).expect("free");
     let own = first.facts().mac;
-    let refused = refusal(first.set_stations(&[on(0, own, 1)]));
-    assert_eq!(refused.reason, Reason::NotAllowed);
-    assert!(refused.text.contains("the host's"), "{refused}");
-    let tagged = refusal(first.set_stations(&[on(5, THEIRS, 1)]));
-    assert!(tagged.text.contains("rxvlan off"), "{tagged}");
+    common::assert_refused(
+        first.set_stations(&[on(0, own, 1)]),
+        Reason::NotAllowed,
+        "the host's",
+    );
+    common::assert_refused_with(first.set_stations(&[on(5, THEIRS, 1)]), "rxvlan off");
     assert!(first.facts().strips_tags);
     world
         .veth
@@ -215,8 +197,7 @@ fn lease_without_a_network_has_neither_stations_nor_groups() {
     assert_eq!(refusal(lease.groups()).reason, Reason::Lease);
     drop(lease);
     let closed = World::with(2, common::POLICY);
-    let refused = refusal(take(&closed.socket(), &network(0, 1)));
-    assert!(refused.text.contains("network = true"), "{refused}");
+    common::assert_refused_with(take(&closed.socket(), &network(0, 1)), "network = true");
 }
 
 #[test]
@@ -366,9 +347,11 @@ fn addresses_of_interfaces_above_are_the_hosts_and_no_stations() {
     let mut guest = Guest::new(&world);
     let of_host = |last| [2, 0, 0, 0, 0, last];
     let theirs = [on(0, MORE, 2), on(0, of_host(0xc1), 1)];
-    let refused = refusal(guest.lease.set_stations(&theirs));
-    assert_eq!(refused.reason, Reason::NotAllowed, "{refused}");
-    assert!(refused.text.contains("the host's"), "{refused}");
+    common::assert_refused(
+        guest.lease.set_stations(&theirs),
+        Reason::NotAllowed,
+        "the host's",
+    );
     // What the host gets later is taken away from who has it.
     let stations = [on(0, MORE, 2), on(0, OURS, 1), on(0, of_host(0xc4), 3)];
     guest.lease.set_stations(&stations).expect("nobody's");
@@ -397,8 +380,10 @@ fn addresses_of_the_bridge_that_an_interface_is_part_of_are_the_hosts() {
     near.ip(&[&above as &[&str], &["02:00:00:00:00:d2", "type", "macvlan"]].concat());
     let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
     for last in [0xd1, 0xd2] {
-        let refused = refusal(lease.set_stations(&[on(0, [2, 0, 0, 0, 0, last], 1)]));
-        assert!(refused.text.contains("the host's"), "{refused}");
+        common::assert_refused_with(
+            lease.set_stations(&[on(0, [2, 0, 0, 0, 0, last], 1)]),
+            "the host's",
+        );
     }
     lease.set_stations(&[on(0, OURS, 1)]).expect("nobody's");
 }

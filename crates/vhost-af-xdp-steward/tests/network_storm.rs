@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::raw::Raw;
-use common::{World, lessee, take, wanted};
+use common::{World, change, lessee, network, take};
 use rustix::process::Signal;
-use steer::Station;
 use steward_client::Lease;
-use steward_protocol::{Answer, CHANGES_MAX, Reason, Request, StationChange, Wanted};
+use steward_protocol::{Answer, CHANGES_MAX, Reason, Request, StationChange};
 use testkit::{VethPair, frame, require, soak, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -21,13 +20,6 @@ const HOSTILE: u32 = 4321;
 /// Root has one queue, who storms another; no rule says for which stations.
 const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"0\"\nnetwork = true\n\
                       [[allow]]\nuser = 4321\ninterface = \"nic0\"\nqueues = \"1\"\nnetwork = true\n";
-
-fn network(queue: u32) -> Wanted {
-    Wanted {
-        network: true,
-        ..wanted(queue, 1)
-    }
-}
 
 /// The lessee that is to lose nothing.
 struct Guest {
@@ -40,13 +32,9 @@ impl Guest {
     fn new(world: &World) -> Self {
         // All frames come to its queue.
         world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-        let lease = take(&world.socket(), &network(0)).expect("allowed");
+        let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
         let echo = lessee::Echo::open(&lease, 0);
-        let station = Station { vlan: 0, mac: OURS };
-        let port = Some(1);
-        lease
-            .set_stations(&[StationChange { station, port }])
-            .expect("free");
+        lease.set_stations(&[change(0, OURS, Some(1))]).expect("free");
         Self {
             lease,
             echo,
@@ -72,13 +60,11 @@ impl Guest {
 
 /// As many as a message has, from that one on.
 fn batch(from: u16, port: Option<u32>) -> Vec<StationChange> {
-    let change = |number: u16| {
+    let of_number = |number: u16| {
         let [high, low] = number.to_be_bytes();
-        let mac = [2, 0, 0, 9, high, low];
-        let station = Station { vlan: 0, mac };
-        StationChange { station, port }
+        change(0, [2, 0, 0, 9, high, low], port)
     };
-    (from..).take(CHANGES_MAX).map(change).collect()
+    (from..).take(CHANGES_MAX).map(of_number).collect()
 }
 
 /// Sets and clears stations as fast as it is answered, asks for others' and for more than there may be; how often.
@@ -116,7 +102,7 @@ fn stations_in_a_storm_cost_another_lessee_no_frame_and_no_answer() {
     std::thread::scope(|scope| {
         let storming = scope.spawn(|| {
             let mut lessee = Raw::connect_as(&world.socket(), HOSTILE, HOSTILE);
-            let leased = lessee.ask(&Request::Lease(network(1)));
+            let leased = lessee.ask(&Request::Lease(network(1, 1)));
             assert!(matches!(leased, Answer::Facts(_)), "{leased:?}");
             storm(&mut lessee, &over)
         });
@@ -152,7 +138,7 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_lessee_is_se
                 let stations = Request::Stations {
                     changes: batch(0, Some(3)),
                 };
-                for (serial, request) in [Request::Lease(network(1)), stations, Request::Groups]
+                for (serial, request) in [Request::Lease(network(1, 1)), stations, Request::Groups]
                     .iter()
                     .enumerate()
                 {

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use common::{World, await_lease, bare, lessee, raw::Raw, soon, take};
 use rustix::process::Signal;
-use steer::Filter;
 use steward_client::LeaseError;
-use steward_protocol::{Answer, Reason, Request, Wanted};
+use steward_protocol::{Answer, Reason, Request};
 use testkit::{frame, require, wait};
 
 /// Every frame comes back, for that long.
@@ -367,20 +366,8 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
     let (_name, listener) = common::raw::receive_any_stored(&manager);
     drop(listener);
     world.steward.await_text("ready");
-    let accepts = |world: &World| {
-        let report = world
-            .veth
-            .near
-            .output_of("bridge", &["fdb", "show", "dev", "nic0"]);
-        report.contains(OURS)
-    };
-    let wanted = Wanted {
-        filter: Filter {
-            macs: vec![[2, 0, 0, 0, 0, 0xaa]],
-            vlans: Vec::new(),
-        },
-        ..common::wanted(0, 1)
-    };
+    let accepts = |world: &World| world.accepts(OURS);
+    let wanted = common::filtered(0, &[[2, 0, 0, 0, 0, 0xaa]], &[]);
     let lease = take(&world.socket(), &wanted).expect("allowed");
     let (name, stations) = common::raw::receive_any_stored(&manager);
     assert!(name.starts_with("stations-"), "{name}");
@@ -406,11 +393,7 @@ fn interrupted_steward_takes_everything_back() {
     world.await_nothing();
     assert!(!pins.exists());
     // The lessee is told that this is for good, and does not wait for the steward to come back.
-    let refusal = common::refusal(lease.take_changes());
-    assert!(
-        refusal.text.contains("takes all leases back and ends: start"),
-        "{refusal}"
-    );
+    common::assert_refused_with(lease.take_changes(), "takes all leases back and ends: start");
     // The next one makes the place for programs again.
     world.restart();
     world.lease(0, 1).expect("free");

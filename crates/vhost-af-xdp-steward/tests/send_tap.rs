@@ -59,8 +59,7 @@ fn written_frames_leave_by_the_interface_until_descriptor_or_lease_end() {
     assert_leaves(&world, &tap_of_other, 2);
     assert_leaves(&world, &tap, 3);
     // One for each queue.
-    let refused = refusal(lease.send_tap(0, false));
-    assert!(refused.text.contains("close its descriptor first"), "{refused}");
+    common::assert_refused_with(lease.send_tap(0, false), "close its descriptor first");
     assert_leaves(&world, &tap, 4);
     drop((tap, tap_of_other));
     let is_gone = || !links(&world).contains("vaxs");

@@ -100,9 +100,7 @@ fn kernel_memory_of_each_sharer_counts_for_each() {
         &first.lender().first().expect("open"),
         &lessee::config(&lease.facts(), 1),
     );
-    let refusal = refusal(shared);
-    assert_eq!(refusal.reason, Reason::Memlock);
-    assert!(refusal.text.contains("`memlock`"), "{refusal}");
+    common::assert_refused(shared, Reason::Memlock, "`memlock`");
 }
 
 /// A steward of so many queues for a user of its own, for whom the kernel counts nothing else.

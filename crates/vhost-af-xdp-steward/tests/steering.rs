@@ -6,8 +6,7 @@
 
 use crate::common;
 
-use common::{World, bare, lessee, lessee_may, refusal, soon, take, to, wanted};
-use steer::Filter;
+use common::{World, bare, filtered, lessee, lessee_may, refusal, soon, take, to, wanted};
 use steward_client::Lease;
 use steward_protocol::{Facts, Reason, Steered, Wanted};
 use testkit::{PacketPort, VethPair, require, wait};
@@ -26,16 +25,6 @@ const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0xbb];
 
 fn policy() -> String {
     lessee_may(VethPair::NIC, "0") + NAMED
-}
-
-fn filtered(start_queue: u32, macs: &[[u8; 6]], vlans: &[u16]) -> Wanted {
-    Wanted {
-        filter: Filter {
-            macs: macs.to_vec(),
-            vlans: vlans.to_vec(),
-        },
-        ..wanted(start_queue, 1)
-    }
 }
 
 /// On an interface that leaves tags in frames.
@@ -112,13 +101,7 @@ fn nic_without_rules_is_reported_and_the_program_used() {
 fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts() {
     require!(Root);
     let world = world(1, &policy());
-    let accepts = || {
-        let report = world
-            .veth
-            .near
-            .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
-        report.contains("02:00:00:00:00:aa")
-    };
+    let accepts = || world.accepts("02:00:00:00:00:aa");
     assert!(!accepts());
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
     assert!(accepts(), "{}", lease.facts().steering);
@@ -135,9 +118,11 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
     let world = World::with(1, &format!("{NAMED}{}", common::POLICY.replace("nic0", "mv0")));
     let near = &world.veth.near;
     for vlans in [&[0][..], &[100], &[0, 100]] {
-        let refusal = refusal(take(&world.socket(), &filtered(0, &[OURS], vlans)));
-        assert_eq!(refusal.reason, Reason::NoInterface);
-        assert!(refusal.text.contains("`ethtool -K nic0 rxvlan off`"), "{refusal}");
+        common::assert_refused(
+            take(&world.socket(), &filtered(0, &[OURS], vlans)),
+            Reason::NoInterface,
+            "`ethtool -K nic0 rxvlan off`",
+        );
     }
     assert_eq!((world.program(), world.attached(0)), (None, 0));
     set_rxvlan(&world, "off");
@@ -151,8 +136,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
         interface: "mv0".to_owned(),
         ..filtered(0, &[], vlans)
     };
-    let refusal = refusal(take(&world.socket(), &on_macvlan(&[0])));
-    assert!(refusal.text.contains("the interface below it"), "{refusal}");
+    common::assert_refused_with(take(&world.socket(), &on_macvlan(&[0])), "the interface below it");
     take(&world.socket(), &on_macvlan(&[])).expect("allowed");
 }
 
@@ -257,13 +241,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     require!(Root);
     let mut world = World::kept_for(&policy(), "60");
     set_rxvlan(&world, "off");
-    let accepts = |world: &World| {
-        let report = world
-            .veth
-            .near
-            .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
-        report.contains("02:00:00:00:00:aa")
-    };
+    let accepts = |world: &World| world.accepts("02:00:00:00:00:aa");
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let before = lease.facts();
     let conf = bare(1518);

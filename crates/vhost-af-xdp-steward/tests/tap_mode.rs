@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use common::older::Older;
 use common::raw::{Raw, as_user};
-use common::{World, bare, lessee, lessee_may, refusal, take, wanted};
+use common::{World, bare, change, filtered, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
-use steer::{Filter, ModeRequest, Station, mac_bytes};
+use steer::{ModeRequest, mac_bytes};
 use steward_client::{Lease, LeaseError};
-use steward_protocol::{Answer, Reason, Request, StationChange, Wanted};
+use steward_protocol::{Answer, Reason, Request, Wanted};
 use testkit::foreign::{Side, detach_all};
 use testkit::{VethPair, frame, require, wait};
 
@@ -36,11 +36,7 @@ fn policy() -> String {
 
 /// In tap mode, with so many queues.
 fn network(queues: u32) -> Wanted {
-    Wanted {
-        network: true,
-        mode: ModeRequest::Tap,
-        ..wanted(0, queues)
-    }
+    common::network(0, queues).in_mode(ModeRequest::Tap)
 }
 
 fn to(mac: [u8; 6], mut frame: Vec<u8>) -> Vec<u8> {
@@ -55,11 +51,7 @@ fn network_of_ours(world: &World, queues: u32) -> Lease {
 
 fn network_at(steward: &Path, queues: u32) -> Lease {
     let lease = take(steward, &network(queues)).expect("allowed");
-    let station = Station { vlan: 0, mac: OURS };
-    let port = Some(1);
-    lease
-        .set_stations(&[StationChange { station, port }])
-        .expect("allowed");
+    lease.set_stations(&[change(0, OURS, Some(1))]).expect("allowed");
     lease
 }
 
@@ -327,11 +319,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     assert_eq!(refusal(plain.uplink(0, 1)).reason, Reason::Program);
     drop(plain);
     world.await_nothing();
-    let native = Wanted {
-        mode: ModeRequest::Xdp,
-        ..network(1)
-    };
-    let native = take(&world.socket(), &native).expect("allowed");
+    let native = take(&world.socket(), &common::network(0, 1)).expect("allowed");
     for has in [0, 1, 2, u32::MAX] {
         assert_eq!(refusal(native.uplink(has, 1)).reason, Reason::Program);
     }
@@ -410,14 +398,7 @@ struct Alone {
 
 impl Alone {
     fn take(world: &World, queue: u32, mac: [u8; 6], vlans: &[u16]) -> Self {
-        let wanted = Wanted {
-            mode: ModeRequest::Tap,
-            filter: Filter {
-                macs: vec![mac],
-                vlans: vlans.to_vec(),
-            },
-            ..wanted(queue, 1)
-        };
+        let wanted = filtered(queue, &[mac], vlans).in_mode(ModeRequest::Tap);
         // The queue may not be free yet.
         let lease = wait::until_some(wait::SOON, || take(&world.socket(), &wanted).ok());
         let lease = lease.unwrap_or_else(|| panic!("{}", world.steward));

@@ -8,13 +8,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use common::older::Older;
-use common::{World, await_lease, lessee, refusal, take, to, wanted};
+use common::{World, await_lease, change, lessee, network, refusal, take, to, wanted};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, bind, recv, send};
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use steer::{ModeRequest, Station};
+use steer::ModeRequest;
 use steward_client::Lease;
 use steward_protocol::{Reason, StationChange, VtepChange, Wanted};
 use testkit::{VethPair, frame, require, wait};
@@ -34,14 +34,6 @@ fn policy() -> String {
 
 fn ip(world: &World, words: &str) {
     world.veth.near.ip(&words.split(' ').collect::<Vec<_>>());
-}
-
-fn network(start_queue: u32) -> Wanted {
-    Wanted {
-        network: true,
-        mode: ModeRequest::Xdp,
-        ..wanted(start_queue, 1)
-    }
 }
 
 /// Sets the tunnel, and the sender of [`frame::vxlan`] as one of its hosts.
@@ -67,15 +59,14 @@ struct Tunnelled {
 }
 
 fn station(port: Option<u32>) -> StationChange {
-    let station = Station { vlan: 0, mac: OURS };
-    StationChange { station, port }
+    change(0, OURS, port)
 }
 
 fn on_device() -> Wanted {
     Wanted {
         interface: "vx7".to_owned(),
         mode: ModeRequest::Tap,
-        ..network(0)
+        ..network(0, 1)
     }
 }
 
@@ -84,11 +75,10 @@ impl Tunnelled {
         ip(&world, "address add 10.9.0.1/24 dev nic0");
         ip(&world, MAKE);
         ip(&world, UP);
-        let lease = take(&world.socket(), &network(0)).expect("allowed");
+        let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
         set_tunnel(&lease);
         let echo = lessee::Echo::open(&lease, 0);
-        let refused = refusal(lease.set_stations(&[station(Some(1))]));
-        assert!(refused.text.contains("set it there before"), "{refused}");
+        common::assert_refused_with(lease.set_stations(&[station(Some(1))]), "set it there before");
         let on_device = take(&world.socket(), &on_device()).expect("allowed");
         on_device.set_stations(&[station(Some(1))]).expect("allowed");
         lease.set_stations(&[station(Some(1))]).expect("allowed");
@@ -183,7 +173,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
     tunnelled.await_answers(true);
     assert_eq!(tunnelled.lease.facts().steering, "", "no frames are lost");
     let world = &tunnelled.world;
-    let second = take(&world.socket(), &network(1)).expect("allowed");
+    let second = take(&world.socket(), &network(1, 1)).expect("allowed");
     let refused = |lease: &Lease, device: &str, reason, why: &str| {
         let refused = refusal(lease.tunnel(0, device));
         assert!(
@@ -257,7 +247,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
     refused(&guest, "other", Reason::Lease, "not one of a network");
     let older = Older::start(world, 30);
     drop(guest);
-    let lease = take(&older.path, &network(1)).expect("allowed");
+    let lease = take(&older.path, &network(1, 1)).expect("allowed");
     refused(
         &lease,
         "other",
@@ -273,9 +263,8 @@ fn network_in_tap_mode_has_no_tunnel() {
     ip(&world, "address add 10.9.0.1/24 dev nic0");
     ip(&world, MAKE);
     ip(&world, UP);
-    let lease = take(&world.socket(), &network(0).in_mode(ModeRequest::Tap)).expect("allowed");
-    let refused = refusal(lease.tunnel(0, "vx7"));
-    assert!(refused.text.contains("lease it with another mode"), "{refused}");
+    let lease = take(&world.socket(), &network(0, 1).in_mode(ModeRequest::Tap)).expect("allowed");
+    common::assert_refused_with(lease.tunnel(0, "vx7"), "lease it with another mode");
 }
 
 #[test]
@@ -338,9 +327,8 @@ fn networks_share_the_queues_of_a_lease_each_with_its_own_tunnel() {
         "link add vx8 type vxlan id 8 local 10.9.0.1 dstport 4789 nolearning",
     );
     ip(&world, "link set vx8 up");
-    let lease = take(&world.socket(), &network(0)).expect("allowed");
-    let refused = refusal(lease.tunnel(1, "vx8"));
-    assert!(refused.text.contains("ask for that first"), "{refused}");
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
+    common::assert_refused_with(lease.tunnel(1, "vx8"), "ask for that first");
     drop(lease);
     let mut tunnelled = Tunnelled::new(world);
     let on_device = Wanted {
@@ -352,8 +340,7 @@ fn networks_share_the_queues_of_a_lease_each_with_its_own_tunnel() {
     let refused = refusal(set_station(&tunnelled));
     assert_eq!(refused.reason, Reason::Lease, "{refused}");
     tunnelled.lease.tunnel(1, "vx8").expect("allowed");
-    let refused = refusal(set_station(&tunnelled));
-    assert!(refused.text.contains("set it there before"), "{refused}");
+    common::assert_refused_with(set_station(&tunnelled), "set it there before");
     on_device.set_stations(&[station(Some(1))]).expect("allowed");
     set_station(&tunnelled).expect("allowed");
     assert!(!tunnelled.answers(8), "its packets come from nobody");
@@ -391,7 +378,7 @@ fn network_in_a_tunnel_cannot_lose_it_and_keep_stations() {
     }
     ip(&world, UP);
     ip(&world, "link set vx8 up");
-    let lease = take(&world.socket(), &network(0)).expect("allowed");
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
     assert_eq!(refusal(lease.drop_unknown(0)).reason, Reason::Lease);
     set_tunnel(&lease);
     assert_eq!(refusal(lease.tunnel(1, "vx7")).reason, Reason::Taken);
@@ -401,8 +388,10 @@ fn network_in_a_tunnel_cannot_lose_it_and_keep_stations() {
     assert_eq!(refusal(lease.drop_unknown(1)).reason, Reason::Lease);
     for share in [0, 2] {
         lease.drop_unknown(share).expect("it has a tunnel");
-        let refused = refusal(lease.set_tunnel_stations(share, &[station(Some(1))]));
-        assert!(refused.text.contains("set it there before"), "{refused}");
+        common::assert_refused_with(
+            lease.set_tunnel_stations(share, &[station(Some(1))]),
+            "set it there before",
+        );
     }
     let refused = refusal(lease.set_tunnel_stations(1, &[station(Some(1))]));
     assert_eq!(refused.reason, Reason::Lease, "{refused}");
@@ -460,7 +449,7 @@ fn lessee_reads_tables_by_the_sockets_and_changes_nothing() {
     ip(&world, "address add 10.9.0.1/24 dev nic0");
     ip(&world, MAKE);
     ip(&world, UP);
-    let lease = take(&world.socket(), &network(0)).expect("allowed");
+    let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
     let [asking, told] = lease.tunnel(0, "vx7").expect("allowed");
     let index = world.veth.near.index_of("vx7").to_ne_bytes();
     // This thread is in another network namespace, and has no capability.

@@ -13,14 +13,12 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{POLICY, World, lessee, netkit, raw::Raw, receiving, ring, take, wanted};
+use common::{POLICY, World, lessee, netkit, raw::Raw, receiving, ring, take, wanted, wanted_of};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::Signal;
 use steward_client::listing;
 use steward_client::{Area, LeaseError, QueueLease, Refill, Waiting};
-use steward_protocol::{
-    Answer, Part, Reason, Refusal, Request, Wanted, ZcrxRegistered, ZcrxRings, ZcrxWanted,
-};
+use steward_protocol::{Answer, Part, Reason, Refusal, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use testkit::foreign::{self, Foreign};
 use testkit::{NetNs, Running, VethPair, require, wait};
 use zcrx::{Config, Memory, Mode, Offer, Prepared, Receiver, Source};
@@ -364,10 +362,7 @@ fn program_on_a_netkit_without_a_peer_is_refused_as_it_would_see_nothing() {
     if !has_netkit(&world.veth.near) {
         return;
     }
-    let on_netkit = Wanted {
-        interface: "nk0".to_owned(),
-        ..wanted(0, 1)
-    };
+    let on_netkit = wanted_of("nk0", 0, 1);
     let refusal = refused(take(&world.socket(), &on_netkit));
     assert_eq!(refusal.reason, Reason::Program, "{refusal}");
     assert!(refusal.text.contains("map-path"), "{refusal}");

@@ -10,13 +10,13 @@ use std::time::Duration;
 use steer::{HintSet, QueueConf, Station};
 use steward_client::LeaseError;
 use steward_protocol::{
-    AddressChange, Answer, HintRequest, NetkitWanted, Part, Reason, Request, Rings, StationChange, Step,
-    UmemLayout, VtepChange, Wanted, ZcrxRings, ZcrxWanted,
+    AddressChange, Answer, HintRequest, NetkitWanted, Part, Reason, Request, Rings, Step, UmemLayout,
+    VtepChange, Wanted, ZcrxRings, ZcrxWanted,
 };
 use testkit::wait;
 
 use super::raw::Raw;
-use super::{World, soon, wanted};
+use super::{World, change, soon, wanted};
 
 /// Another lessee gets its answers.
 #[track_caller]
@@ -139,13 +139,7 @@ pub(crate) fn requests() -> Vec<Request> {
         let asked = HintSet::of_bits(bits);
         Request::Hints(HintRequest { asked, tags })
     };
-    let station = |vlan, port| StationChange {
-        station: Station {
-            vlan,
-            mac: [2, 0, 0, 0, 0, 0xaa],
-        },
-        port,
-    };
+    let station = |vlan, port| change(vlan, [2, 0, 0, 0, 0, 0xaa], port);
     let zcrx = |interface: &str| {
         Request::Zcrx(ZcrxWanted {
             interface: interface.to_owned(),
@@ -184,10 +178,7 @@ pub(crate) fn requests() -> Vec<Request> {
         },
         Request::TunnelStations {
             share: 1,
-            changes: vec![StationChange {
-                station: Station { vlan: 0, mac: [2; 6] },
-                port: Some(1),
-            }],
+            changes: vec![change(0, [2; 6], Some(1))],
         },
         Request::Vteps {
             share: 2,

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
-use steer::{Filter, ModeRequest};
+use steer::{Filter, ModeRequest, Station};
 use steward_client::{Lease, LeaseError, Waiting};
-use steward_protocol::{Facts, Refusal, Wanted};
+use steward_protocol::{Facts, Reason, Refusal, StationChange, Wanted};
 use tempfile::TempDir;
 use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
 
@@ -319,6 +319,13 @@ impl World {
         );
     }
 
+    /// Whether the interface accepts frames to this address beside those to its own.
+    pub(crate) fn accepts(&self, mac: &str) -> bool {
+        let near = &self.veth.near;
+        near.output_of("bridge", &["fdb", "show", "dev", VethPair::NIC])
+            .contains(mac)
+    }
+
     /// Open descriptors of the steward.
     pub(crate) fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.steward.pid()))
@@ -375,6 +382,31 @@ pub(crate) fn wanted_of(interface: &str, start_queue: u32, queues: u32) -> Wante
     }
 }
 
+/// The same for frames to these addresses and VLANs only.
+pub(crate) fn filtered(start_queue: u32, macs: &[[u8; 6]], vlans: &[u16]) -> Wanted {
+    Wanted {
+        filter: Filter {
+            macs: macs.to_vec(),
+            vlans: vlans.to_vec(),
+        },
+        ..wanted(start_queue, 1)
+    }
+}
+
+/// The same for a network.
+pub(crate) fn network(start_queue: u32, queues: u32) -> Wanted {
+    Wanted {
+        network: true,
+        ..wanted(start_queue, queues)
+    }
+}
+
+/// A station gets a port, or has none any more.
+pub(crate) fn change(vlan: u16, mac: [u8; 6], port: Option<u32>) -> StationChange {
+    let station = Station { vlan, mac };
+    StationChange { station, port }
+}
+
 pub(crate) fn wanted(start_queue: u32, queues: u32) -> Wanted {
     Wanted {
         interface: VethPair::NIC.to_owned(),
@@ -394,6 +426,23 @@ pub(crate) fn refusal<T>(result: Result<T, LeaseError>) -> Refusal {
         Err(error) => panic!("it should have been refused by the steward, and not: {error}"),
         Ok(_) => panic!("it should have been refused"),
     }
+}
+
+/// The steward refuses it for this reason, in these words.
+#[track_caller]
+pub(crate) fn assert_refused<T>(result: Result<T, LeaseError>, reason: Reason, words: &str) {
+    let refusal = refusal(result);
+    assert!(
+        refusal.reason == reason && refusal.text.contains(words),
+        "{reason:?}, {words}: {refusal}"
+    );
+}
+
+/// The same for any reason.
+#[track_caller]
+pub(crate) fn assert_refused_with<T>(result: Result<T, LeaseError>, words: &str) {
+    let refusal = refusal(result);
+    assert!(refusal.text.contains(words), "{words}: {refusal}");
 }
 
 fn with_places(mut command: Command, dir: &TempDir, kept: Option<(&BpfFs, &str)>, linger: &str) -> Command {

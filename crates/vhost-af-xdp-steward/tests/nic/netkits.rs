@@ -319,11 +319,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
         },
     )
     .expect("free");
-    let refusal = common::refusal(two.netkit(netkit(NAME), None));
-    assert!(
-        refusal.reason == Reason::Lease && refusal.text.contains("one queue"),
-        "{refusal}"
-    );
+    common::assert_refused(two.netkit(netkit(NAME), None), Reason::Lease, "one queue");
     drop(two);
     rig.assert_no_netkit(&pod);
     rig.world.await_nothing();
@@ -337,10 +333,10 @@ fn rule_without_netkit_rejects_one_and_ends_one_that_exists() {
     };
     let pod = NetNs::new("pod");
     let lease = rig.lease_of_a_netkit();
-    let refusal = common::refusal(lease.netkit(netkit(NAME), None));
-    assert!(
-        refusal.reason == Reason::NotAllowed && refusal.text.contains("netkit = true"),
-        "{refusal}"
+    common::assert_refused(
+        lease.netkit(netkit(NAME), None),
+        Reason::NotAllowed,
+        "netkit = true",
     );
     rig.read_again(&rules("netkit = true"));
     let _made = rig.netkit_in(&lease, &pod);
@@ -551,16 +547,12 @@ fn child_asks_for_others() {
     let file = File::open(format!("/run/netns/{}", lessee::interface())).expect("it is there");
     lessee::give_up_privileges();
     let lease = common::take(&lessee::socket(), &wanted()).unwrap_or_else(|it| panic!("{it}"));
-    let refusal = common::refusal(lease.netkit(netkit(NAME), Some(file.as_fd())));
-    assert!(
-        refusal.reason == Reason::NotAllowed && refusal.text.contains("another user's"),
-        "{refusal}"
+    common::assert_refused(
+        lease.netkit(netkit(NAME), Some(file.as_fd())),
+        Reason::NotAllowed,
+        "another user's",
     );
-    let refusal = common::refusal(lease.netkit(netkit(NAME), None));
-    assert!(
-        refusal.reason == Reason::NotAllowed && refusal.text.contains("--netns"),
-        "{refusal}"
-    );
+    common::assert_refused(lease.netkit(netkit(NAME), None), Reason::NotAllowed, "--netns");
     println!("it has none");
     std::thread::sleep(Duration::from_secs(3600));
 }

@@ -51,10 +51,10 @@ fn netkit_of_a_lease_for_vlans_gets_frames_only_while_tags_are_seen() {
     let await_facts = |is_impaired| rig.await_facts(&lease, |facts| facts.impaired == is_impaired);
     has_tags_taken_off(true);
     await_facts(true);
-    let refusal = common::refusal(lease.netkit(netkit(NAME), Some(file_of(&pod).as_fd())));
-    assert!(
-        refusal.reason == Reason::Impaired && refusal.text.contains("rxvlan off"),
-        "{refusal}"
+    common::assert_refused(
+        lease.netkit(netkit(NAME), Some(file_of(&pod).as_fd())),
+        Reason::Impaired,
+        "rxvlan off",
     );
     has_tags_taken_off(false);
     await_facts(false);
@@ -158,10 +158,10 @@ fn netkit_ends_with_its_namespace_and_the_lessee_is_notified() {
         (next.index_of(NAME), made.0.name.as_str()),
         (made.0.ifindex, NAME)
     );
-    let refusal = common::refusal(lease.netkit(netkit("pod1"), Some(file_of(&next).as_fd())));
-    assert!(
-        refusal.reason == Reason::Taken && refusal.text.contains(NAME),
-        "{refusal}"
+    common::assert_refused(
+        lease.netkit(netkit("pod1"), Some(file_of(&next).as_fd())),
+        Reason::Taken,
+        NAME,
     );
     rig.await_facts(&lease, |facts| !facts.impaired);
     drop(lease);
