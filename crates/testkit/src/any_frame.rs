@@ -117,6 +117,18 @@ pub fn assert_sane(got: &Received, offloads: u64) {
     }
 }
 
+/// A frame and its header, nearly right or of any kind.
+pub fn any_request(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
+    match noise.index(2) {
+        0 => nearly_right(noise),
+        _ => {
+            let frame = any_frame(noise);
+            let header = any_header(noise, &frame);
+            (frame, header)
+        }
+    }
+}
+
 /// A GSO packet with sound headers, and what it asks for.
 #[must_use]
 pub fn nearly_right(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {

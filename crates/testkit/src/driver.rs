@@ -114,6 +114,33 @@ impl DriverConfig {
             ..config
         }
     }
+
+    /// The default with so many queue pairs.
+    #[must_use]
+    pub fn with_pairs(pairs: usize) -> Self {
+        Self {
+            pairs,
+            ..Self::default()
+        }
+    }
+
+    /// The default with these regions.
+    #[must_use]
+    pub fn with_memory(regions: Vec<(GuestAddr, u64)>) -> Self {
+        Self {
+            regions,
+            ..Self::default()
+        }
+    }
+
+    /// The default with 4 MiB of memory and short queues.
+    #[must_use]
+    pub fn small() -> Self {
+        Self {
+            queue_size: 64,
+            ..Self::with_memory(vec![(GuestAddr(0), 4 << 20)])
+        }
+    }
 }
 
 impl Default for DriverConfig {

@@ -36,8 +36,17 @@ impl Foreign {
     /// If that fails.
     #[must_use]
     pub fn attach(netns: &NetNs, interface: &str, mode: Mode, first: u32) -> Self {
+        Self::load((netns, interface, mode), |map| {
+            bpf::load_redirect(map, first, false)
+        })
+    }
+
+    fn load(
+        (netns, interface, mode): (&NetNs, &str, Mode),
+        load: impl FnOnce(&OwnedFd) -> io::Result<OwnedFd>,
+    ) -> Self {
         let map = make_map(sys::BPF_MAP_TYPE_XSKMAP);
-        let program = bpf::load_redirect(&map, first, false).expect("the verifier accepts it");
+        let program = load(&map).expect("the verifier accepts it");
         let link = link(&program, netns, interface, mode);
         Self {
             map,
@@ -55,14 +64,9 @@ impl Foreign {
     /// If that fails.
     #[must_use]
     pub fn attach_marking(netns: &NetNs, interface: &str, mark: u32) -> Self {
-        let map = make_map(sys::BPF_MAP_TYPE_XSKMAP);
-        let program = bpf::load_marking(&map, 0, mark).expect("the verifier accepts it");
-        let link = link(&program, netns, interface, Mode::Native);
-        Self {
-            map,
-            program,
-            _link: link,
-        }
+        Self::load((netns, interface, Mode::Native), |map| {
+            bpf::load_marking(map, 0, mark)
+        })
     }
 
     /// Attaches it to an interface that was made again, for as long as the result lives.

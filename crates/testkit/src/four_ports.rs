@@ -4,8 +4,6 @@
 
 use std::path::PathBuf;
 
-use virtqueue::GuestAddr;
-
 use crate::daemon::Mode;
 use crate::foreign::{self, Foreign};
 use crate::{Daemon, Driver, DriverConfig, Serve, VethPair};
@@ -21,16 +19,6 @@ pub const OTHER: usize = 2;
 /// The one of the null NIC.
 pub const NULL: usize = 3;
 const PORTS: [&str; 4] = ["ifname=nic0,start-queue=0", "cable=c", "cable=c", "queues=1"];
-
-/// What a driver of these ports has.
-#[must_use]
-pub fn config() -> DriverConfig {
-    DriverConfig {
-        regions: vec![(GuestAddr(0), 4 << 20)],
-        queue_size: 64,
-        ..DriverConfig::default()
-    }
-}
 
 /// Starts it, with further options.
 #[must_use]
@@ -66,7 +54,7 @@ pub fn socket(daemon: &Daemon, port: usize) -> PathBuf {
 /// If it is not.
 #[must_use]
 pub fn connect(daemon: &Daemon, port: usize) -> Driver {
-    let guest = Driver::connect(&socket(daemon, port), &config()).expect("accepted");
+    let guest = Driver::connect(&socket(daemon, port), &DriverConfig::small()).expect("accepted");
     daemon.await_port(port, "a lane runs", |port| port["lanes"][0]["running"] == true);
     guest
 }

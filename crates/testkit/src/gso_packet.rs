@@ -2,7 +2,11 @@
 //! virtio-net header that asks for segmentation (VirtIO 1.3, 5.1.6). Lengths and sums are made here, by the letter and
 //! not by the `packet` crate, which is tested with them.
 
+use std::time::Duration;
+
+use crate::driver::HEADER;
 use crate::frame::{FROM, TO};
+use crate::{PacketPort, wait};
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 pub const NEEDS_CSUM: u8 = 1;
@@ -54,6 +58,16 @@ pub struct GsoPacket {
 }
 
 impl GsoPacket {
+    /// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
+    #[must_use]
+    pub fn between(&self, to: [u8; 6], from: [u8; 6], tag: &[u8], size: u16) -> (Vec<u8>, [u8; 10]) {
+        let mut request = self.request(size);
+        for at in [2, 6] {
+            request[at] += tag.len() as u8;
+        }
+        ([&to[..], &from, tag, &self.bytes()[12..]].concat(), request)
+    }
+
     /// TCP with ACK and PSH, the twelve bytes of a timestamp option, no tag.
     #[must_use]
     pub fn tcp(ip: Ip, payload_len: usize) -> Self {
@@ -242,4 +256,30 @@ pub fn fold(bytes: &[u8]) -> u16 {
     });
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+/// A virtio-net header with this request: its last two bytes are 0.
+#[must_use]
+pub fn header(request: [u8; 10]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..10].copy_from_slice(&request);
+    header
+}
+
+/// The next frame from that address that a port gets which reads headers, too; and the first ten bytes of its header.
+///
+/// # Panics
+/// If none comes.
+#[must_use]
+#[track_caller]
+pub fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, [u8; 10]) {
+    let mut bytes = vec![0; 70_000];
+    let frame = wait::until_some(wait::SOON, || {
+        let (len, tag) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
+        let (header, frame) = bytes[..len].split_at(10);
+        let mut frame = frame.to_vec();
+        frame.splice(12..12, tag.into_iter().flatten());
+        (frame[6..12] == from).then(|| (frame, header.try_into().expect("ten bytes")))
+    });
+    frame.expect("it comes")
 }

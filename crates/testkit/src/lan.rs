@@ -1,12 +1,17 @@
 //! A network under test: a daemon by its file, guests that testkit plays, and the other end of the uplink.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use crate::daemon::DIR;
-use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, wait};
+use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, frame, wait};
 
 /// A station of the LAN, behind the uplink.
 pub const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
+/// Of the uplink, hence the host's, after [`with_host`].
+pub const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
+/// The same as text.
+pub const HOST_TEXT: &str = "02:00:00:00:02:00";
 /// All stations.
 pub const BROADCAST: [u8; 6] = [0xff; 6];
 
@@ -57,6 +62,16 @@ pub fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
     [&frame[..12], &tag, &frame[12..]].concat()
 }
 
+/// Gives the near end of a pair the host's address, and has it leave tags in frames, where XDP sees them.
+#[must_use]
+pub fn with_host(veth: VethPair) -> VethPair {
+    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
+    veth.near
+        .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
+    veth.await_near();
+    veth
+}
+
 /// A table for a port of the network, with further keys.
 #[must_use]
 pub fn port(guest: usize, keys: &str) -> String {
@@ -80,6 +95,32 @@ pub fn file(uplink: Option<&str>, ports: &[&str]) -> String {
         text += &port(guest, keys);
     }
     text
+}
+
+/// Frames that tests send, and no others, that come by an interface.
+pub struct Ear(pub PacketPort);
+
+impl Ear {
+    /// On an interface.
+    #[must_use]
+    pub fn on(netns: &NetNs, interface: &str) -> Self {
+        Self(PacketPort::open(netns, interface))
+    }
+
+    /// The next one.
+    #[must_use]
+    pub fn next(&self, limit: Duration) -> Option<Vec<u8>> {
+        std::iter::from_fn(|| self.0.receive(limit)).find(|frame| is_ours(frame))
+    }
+
+    /// Asserts that this is the next one.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[track_caller]
+    pub fn hears(&self, frame: &[u8]) {
+        assert_eq!(self.next(wait::SOON).as_deref(), Some(frame));
+    }
 }
 
 /// A daemon, its guests, and the other end of its uplink.
@@ -189,6 +230,37 @@ pub fn assert_reaches(guest: &mut Driver, number: usize, wire: &PacketPort) {
     let last = once(mac(number), STRANGER, 100);
     wire.send(&last);
     let _ = pair.receive_before(&last);
+}
+
+/// A guest of that number with receive buffers, which is served, whatever other ports there are.
+///
+/// # Panics
+/// If it is not.
+#[must_use]
+pub fn guest(daemon: &Daemon, number: usize) -> Driver {
+    let path = daemon.path(&format!("vm{number}.sock"));
+    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
+    driver.pairs[0].post(64, &[2048]);
+    daemon.await_that(|| {
+        let port = daemon.port_named(&format!("vm{number}"));
+        port.is_some_and(|port| port["lanes"][0]["running"] == true)
+    });
+    driver
+}
+
+/// Frames from one guest to another of these numbers, each waited for, as long as something lasts; how many. None is
+/// lost.
+///
+/// # Panics
+/// If one is.
+pub fn none_is_lost(guests: &mut [Driver; 2], [from, to]: [usize; 2], during: impl FnOnce() + Send) -> u32 {
+    wait::rounds_during(during, |number| {
+        let sent = telling(mac(to), mac(from), 0, number);
+        guests[0].pairs[0].reap_sent();
+        guests[0].pairs[0].send(&sent, Layout::Whole);
+        let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
+        frame::assert_same(&got.frame, &sent);
+    })
 }
 
 /// Guests with receive buffers.

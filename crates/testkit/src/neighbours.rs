@@ -13,20 +13,11 @@ use crate::noise::Noise;
 use crate::pair::Ring;
 use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, driver, frame, wait};
 
-const MIB: u64 = 1 << 20;
 /// A frame of the guest that takes no calls.
 const PACE: Duration = Duration::from_millis(1);
 
 /// Does wrong at that socket until it is told to stop.
 pub type Hostility = fn(&Path, &AtomicBool);
-
-fn config() -> DriverConfig {
-    DriverConfig {
-        regions: vec![(GuestAddr(0), 4 * MIB)],
-        queue_size: 64,
-        ..DriverConfig::default()
-    }
-}
 
 /// Acts until it is told to stop.
 pub fn until(stop: &AtomicBool, mut act: impl FnMut()) {
@@ -49,7 +40,7 @@ fn bad(ring: &Ring, desc: Descriptor) {
 /// If the daemon does not take it as it should.
 pub fn lies_and_comes_back(socket: &Path, stop: &AtomicBool) {
     until(stop, || {
-        let guest = Driver::connect(socket, &config()).expect("it may come back");
+        let guest = Driver::connect(socket, &DriverConfig::small()).expect("it may come back");
         let desc = |addr, len, flags| Descriptor {
             addr,
             len,
@@ -69,7 +60,7 @@ pub fn lies_and_comes_back(socket: &Path, stop: &AtomicBool) {
 /// If the daemon does not take it as it should.
 pub fn comes_and_goes(socket: &Path, stop: &AtomicBool) {
     until(stop, || {
-        drop(Driver::connect(socket, &config()).expect("accepted"));
+        drop(Driver::connect(socket, &DriverConfig::small()).expect("accepted"));
     });
 }
 
@@ -78,7 +69,7 @@ pub fn comes_and_goes(socket: &Path, stop: &AtomicBool) {
 /// # Panics
 /// If the daemon does not take it as it should.
 pub fn kicks_for_nothing(socket: &Path, stop: &AtomicBool) {
-    let guest = Driver::connect(socket, &config()).expect("accepted");
+    let guest = Driver::connect(socket, &DriverConfig::small()).expect("accepted");
     until(stop, || {
         guest.pairs[0].from_guest.kick();
         guest.pairs[0].to_guest.kick();
@@ -92,7 +83,7 @@ pub fn kicks_for_nothing(socket: &Path, stop: &AtomicBool) {
 pub fn fills_rings_with_garbage(socket: &Path, stop: &AtomicBool) {
     let mut noise = Noise::new(0x9e37_79b9_7f4a_7c15);
     until(stop, || {
-        let guest = Driver::connect(socket, &config()).expect("accepted");
+        let guest = Driver::connect(socket, &DriverConfig::small()).expect("accepted");
         let ring = &guest.pairs[0].from_guest;
         while !stop.load(Ordering::Relaxed) && !guest.await_close(Duration::ZERO) {
             let value = noise.number();
@@ -110,7 +101,7 @@ pub fn fills_rings_with_garbage(socket: &Path, stop: &AtomicBool) {
 /// # Panics
 /// If the daemon does not take it as it should.
 pub fn takes_no_calls(socket: &Path, stop: &AtomicBool) {
-    let mut guest = Driver::connect(socket, &config()).expect("accepted");
+    let mut guest = Driver::connect(socket, &DriverConfig::small()).expect("accepted");
     let pair = &mut guest.pairs[0];
     pair.from_guest.fill_call();
     until(stop, || {
@@ -128,7 +119,7 @@ pub fn takes_no_calls(socket: &Path, stop: &AtomicBool) {
 /// # Panics
 /// If the daemon does not take it as it should.
 pub fn changes_its_memory(socket: &Path, stop: &AtomicBool) {
-    let mut guest = Driver::connect(socket, &config()).expect("accepted");
+    let mut guest = Driver::connect(socket, &DriverConfig::small()).expect("accepted");
     until(stop, || guest.set_memory().expect("accepted"));
 }
 

@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{ioctl_fionread, read, retry_on_intr};
 use rustix::process::{Pid, Signal};
 
+use crate::daemon::assert_complaint;
 use crate::wait;
 
 /// A child process, ended on drop: SIGKILL if nothing gentler was asked for.
@@ -129,6 +130,16 @@ impl Running {
         let status = status.unwrap_or_else(|| panic!("{self} did not end within {limit:?}"));
         wait::until(Duration::from_secs(10), || self.outputs_ended());
         status
+    }
+
+    /// Waits until it has failed, with one line that contains all of `words`.
+    ///
+    /// # Panics
+    /// If that is not so.
+    #[track_caller]
+    pub fn assert_complains(mut self, words: &[&str]) {
+        let status = self.wait(wait::SOON);
+        assert_complaint(status, &self.said(), words);
     }
 
     fn outputs_ended(&self) -> bool {

@@ -16,12 +16,11 @@ use crate::process::{output_of, run};
 #[must_use]
 pub fn daemon() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
     PROGRAM.get_or_init(|| match std::env::var_os("VHOST_AF_XDP_BIN") {
         Some(daemon) => daemon.into(),
         None => {
-            let _ = build(concat!(env!("CARGO_MANIFEST_DIR"), "/../gateway/Cargo.toml"), &[]);
-            build(manifest, &[])
+            let _ = build("gateway", &[]);
+            build("vhost-af-xdp", &[])
         }
     })
 }
@@ -70,8 +69,7 @@ pub fn daemon_in(dir: &Path) -> PathBuf {
 #[must_use]
 pub fn steward() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp-steward/Cargo.toml");
-    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest, &[]))
+    PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", "vhost-af-xdp-steward", &[]))
 }
 
 /// The benchmarks: beside `$VHOST_AF_XDP_BIN`, or built by `cargo build` of this tree, once a test process.
@@ -81,9 +79,20 @@ pub fn steward() -> &'static Path {
 #[must_use]
 pub fn bench() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/Cargo.toml");
-    PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", manifest))
+    PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", "bench"))
 }
+
+/// The JSON behind the lines that it says on stderr.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn json_of(said: &str) -> Value {
+    let line = said.lines().find(|line| line.starts_with('{'));
+    let line = line.unwrap_or_else(|| panic!("no JSON in {said}"));
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
 /// The value of a row of its table.
 ///
 /// # Panics
@@ -104,8 +113,7 @@ pub fn row(said: &str, name: &str) -> String {
 #[must_use]
 pub fn top() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../top/Cargo.toml");
-    PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-top", manifest))
+    PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-top", "top"))
 }
 
 /// Programs of Kubernetes: the DRA driver, and the hook of KubeVirt. Beside `$VHOST_AF_XDP_BIN`, or built by `cargo build`
@@ -115,18 +123,16 @@ pub fn top() -> &'static Path {
 /// If they do not build.
 #[must_use]
 pub fn of_kubernetes() -> [PathBuf; 2] {
-    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     [
-        ("dra-driver", "vhost-af-xdp-dra"),
-        ("kubevirt-hook", "vhost-af-xdp-kubevirt"),
+        sibling_or_built("vhost-af-xdp-dra", "dra-driver"),
+        sibling_or_built("vhost-af-xdp-kubevirt", "kubevirt-hook"),
     ]
-    .map(|(package, name)| sibling_or_built(name, &format!("{crates}/{package}/Cargo.toml")))
 }
 
-fn sibling_or_built(name: &str, manifest: &str) -> PathBuf {
+fn sibling_or_built(name: &str, package: &str) -> PathBuf {
     match std::env::var_os("VHOST_AF_XDP_BIN") {
         Some(daemon) => Path::new(&daemon).with_file_name(name),
-        None => build(manifest, &[]),
+        None => build(package, &[]),
     }
 }
 
@@ -137,8 +143,7 @@ fn sibling_or_built(name: &str, manifest: &str) -> PathBuf {
 #[must_use]
 pub fn manual() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../manual/Cargo.toml");
-    PROGRAM.get_or_init(|| named_or_built("MANUAL_BIN", manifest, &[]))
+    PROGRAM.get_or_init(|| named_or_built("MANUAL_BIN", "manual", &[]))
 }
 
 /// What tries things from within the daemon's sandbox: `$SANDBOX_ATTEMPT_BIN`, or what `cargo build` makes of this
@@ -149,16 +154,14 @@ pub fn manual() -> &'static Path {
 #[must_use]
 pub fn sandbox_attempt() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp/Cargo.toml");
     let example = ["--example", "sandbox_attempt"];
-    PROGRAM.get_or_init(|| named_or_built("SANDBOX_ATTEMPT_BIN", manifest, &example))
+    PROGRAM.get_or_init(|| named_or_built("SANDBOX_ATTEMPT_BIN", "vhost-af-xdp", &example))
 }
 
 /// The server of files that never answer (`src/bin/stalled`), once a test process.
 pub(crate) fn stalled() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    PROGRAM.get_or_init(|| named_or_built("STALLED_BIN", manifest, &["--bin", "stalled"]))
+    PROGRAM.get_or_init(|| named_or_built("STALLED_BIN", "testkit", &["--bin", "stalled"]))
 }
 
 /// The script that boots guests and ends them.
@@ -171,19 +174,20 @@ pub(crate) fn guest(verb: &str, state: &Path) -> Command {
     command
 }
 
-fn named_or_built(variable: &str, manifest: &str, target: &[&str]) -> PathBuf {
-    std::env::var_os(variable).map_or_else(|| build(manifest, target), PathBuf::from)
+fn named_or_built(variable: &str, package: &str, target: &[&str]) -> PathBuf {
+    std::env::var_os(variable).map_or_else(|| build(package, target), PathBuf::from)
 }
 
 /// Builds the program of a crate, or another target of it; where it is.
-fn build(manifest: &str, target: &[&str]) -> PathBuf {
+fn build(package: &str, target: &[&str]) -> PathBuf {
+    let manifest = format!("{}/../{package}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let arguments = [
         "build",
         "--quiet",
         "--message-format=json",
         "--manifest-path",
-        manifest,
+        &manifest,
     ];
     let messages = output_of(&cargo, &[&arguments, target].concat());
     let executable = |line: &str| {

@@ -30,6 +30,12 @@ impl Rig {
         Self::with(VethPair::new(), &serve, &DriverConfig::default())
     }
 
+    /// Its parts.
+    #[must_use]
+    pub fn into_parts(self) -> (Driver, Daemon, PacketPort, VethPair) {
+        (self.driver, self.daemon, self.wire, self.veth)
+    }
+
     /// With interfaces, options and a guest of the caller's choice.
     ///
     /// # Panics

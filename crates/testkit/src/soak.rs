@@ -1,5 +1,7 @@
 //! Tests that repeat something: a few times in `scripts/test`, and often in `scripts/soak`.
 
+use crate::daemon::{Mode, Placement};
+
 /// The environment variable: absent or 0 for the short form, else so many times the long one.
 const TIMES: &str = "VHOST_AF_XDP_SOAK";
 
@@ -29,15 +31,53 @@ pub fn leaves_out(chosen: bool) -> bool {
     is_left_out
 }
 
-/// Whether a case of a matrix is left to soaks: every second one, those whose positions among the values of their
-/// parameters add up to an odd number. Any two values of two parameters still meet if a third parameter has both even and
-/// odd positions.
-///
-/// # Panics
-/// As [`count`].
-#[must_use]
-pub fn leaves_out_half(places: &[usize]) -> bool {
-    leaves_out(places.iter().sum::<usize>().is_multiple_of(2))
+/// Leaves every second case of a matrix to soaks, and ends the test there: those for which the places of these values
+/// among the values of their parameters add up to an odd number. Any two values of two parameters still meet if a third
+/// parameter has both even and odd places.
+#[macro_export]
+macro_rules! half {
+    ($($value:expr),+) => {
+        if $crate::soak::leaves_out([$($crate::soak::Place::place($value)),+].iter().sum::<usize>().is_multiple_of(2)) {
+            return;
+        }
+    };
+}
+
+/// A value of a parameter.
+pub trait Place {
+    /// Its place among the values of the parameter.
+    fn place(self) -> usize;
+}
+
+impl Place for usize {
+    fn place(self) -> usize {
+        self
+    }
+}
+
+impl Place for bool {
+    fn place(self) -> usize {
+        self.into()
+    }
+}
+
+/// Features: none, or some.
+impl Place for u64 {
+    fn place(self) -> usize {
+        (self != 0).into()
+    }
+}
+
+impl Place for Placement {
+    fn place(self) -> usize {
+        self as usize
+    }
+}
+
+impl Place for Mode {
+    fn place(self) -> usize {
+        self as usize
+    }
 }
 
 fn times() -> usize {

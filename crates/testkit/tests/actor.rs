@@ -14,9 +14,9 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::four_ports::{
-    FREE, GIVEN, LEASED, NULL, OTHER, config, connect, daemon, daemon_with_given_queue, socket,
+    FREE, GIVEN, LEASED, NULL, OTHER, connect, daemon, daemon_with_given_queue, socket,
 };
-use testkit::{Daemon, Driver, Frozen, VethPair, driver, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Frozen, VethPair, driver, require, wait};
 use vhost::VhostBackend;
 
 /// A daemon may take this long to end: it waits some seconds for what does not stop.
@@ -118,14 +118,14 @@ fn reads_no_answers(socket: &Path, stop: &AtomicBool) {
 }
 
 fn changes_its_memory(socket: &Path, stop: &AtomicBool) {
-    let mut guest = Driver::connect(socket, &config()).expect("accepted");
+    let mut guest = Driver::connect(socket, &DriverConfig::small()).expect("accepted");
     while !stop.load(Ordering::Relaxed) {
         guest.set_memory().expect("accepted");
     }
 }
 
 fn changes_its_features(socket: &Path, stop: &AtomicBool) {
-    let mut guest = Driver::connect(socket, &config()).expect("accepted");
+    let mut guest = Driver::connect(socket, &DriverConfig::small()).expect("accepted");
     let features = guest.features();
     while !stop.load(Ordering::Relaxed) {
         // Lanes are stopped and started for each.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::bench::start_bench;
-use testkit::daemon::{Mode, assert_complaint, binary};
+use testkit::daemon::{Mode, binary};
 use testkit::foreign::Foreign;
-use testkit::program::{self, bench, row};
+use testkit::program::{self, bench, json_of, row};
 use testkit::{PacketPort, Running, VethPair, frame, packet, require, wait};
 
 /// After so many looks, each of 20 ms at most, a benchmark has taken what was there: a packet socket shows a block that
@@ -17,9 +17,7 @@ const LOOKS: u64 = 8;
 /// It fails with one line that has this word, and leaves nothing.
 #[track_caller]
 fn assert_refused(pair: &VethPair, args: &[&str], word: &str) {
-    let mut running = start_bench(&pair.near, VethPair::NIC, args);
-    let status = running.wait(wait::SOON);
-    assert_complaint(status, &running.said(), &[word]);
+    start_bench(&pair.near, VethPair::NIC, args).assert_complains(&[word]);
     assert_nothing_attached(pair);
 }
 
@@ -111,9 +109,8 @@ fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &st
 fn forced_zero_copy_is_had_or_refused() {
     require!(Root);
     let pair = VethPair::new();
-    let mut refused = start_bench(&pair.near, VethPair::NIC, &["rxdrop", "--force-zero-copy"]);
-    let status = refused.wait(wait::SOON);
-    assert_complaint(status, &refused.said(), &["zero-copy", "queue 0"]);
+    start_bench(&pair.near, VethPair::NIC, &["rxdrop", "--force-zero-copy"])
+        .assert_complains(&["zero-copy", "queue 0"]);
     assert_nothing_attached(&pair);
     let mut running = start_receiving(&pair, &["rxdrop", "--duration", "0"]);
     running.signal(Signal::TERM);
@@ -156,13 +153,6 @@ fn figure(matrix: &serde_json::Value, benchmark: &str, path: &str) -> serde_json
         .clone()
 }
 
-/// The JSON behind the lines of stderr.
-fn matrix_of(said: &str) -> serde_json::Value {
-    let line = said.lines().find(|line| line.starts_with('{'));
-    let line = line.unwrap_or_else(|| panic!("no JSON in {said}"));
-    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
-}
-
 #[rstest]
 fn matrix_sends_back_and_counts_each_frame(
     #[values("native-copy", "skb-copy", "packet-v3", "packet-v2", "xdp")] path: &str,
@@ -196,7 +186,7 @@ fn matrix_sends_back_and_counts_each_frame(
     running.await_sleeps(LOOKS);
     running.signal(Signal::TERM);
     assert!(running.wait(wait::SOON).success(), "{running}");
-    let l2fwd = figure(&matrix_of(&running.said()), "l2fwd", path);
+    let l2fwd = figure(&json_of(&running.said()), "l2fwd", path);
     assert_eq!(l2fwd["frames"], 50, "{l2fwd}");
     assert_nothing_attached(&pair);
 }
@@ -227,7 +217,7 @@ fn matrix_receives_and_counts_each_frame(
     await_received(&pair, before, &mut running);
     running.signal(Signal::TERM);
     assert!(running.wait(wait::SOON).success(), "{running}");
-    let rxdrop = figure(&matrix_of(&running.said()), "rxdrop", path);
+    let rxdrop = figure(&json_of(&running.said()), "rxdrop", path);
     assert_eq!(rxdrop["frames"], 200, "{rxdrop}");
     assert_nothing_attached(&pair);
 }
@@ -262,7 +252,7 @@ fn matrix_numbers_the_frames_that_it_sends(
         assert_eq!(got[42..50], sequence.to_be_bytes());
     }
     assert!(running.wait(wait::SOON).success());
-    let txonly = figure(&matrix_of(&running.said()), "txonly", path);
+    let txonly = figure(&json_of(&running.said()), "txonly", path);
     assert!(txonly["frames"].as_u64() >= Some(32), "{txonly}");
 }
 
@@ -293,7 +283,7 @@ fn whole_matrix_has_a_figure_or_a_reason_everywhere() {
         "{}",
         running.said()
     );
-    let matrix = matrix_of(&running.said());
+    let matrix = json_of(&running.said());
     assert_eq!(matrix["figures"].as_array().map(Vec::len), Some(18), "{matrix}");
     for benchmark in ["rxdrop", "txonly", "l2fwd"] {
         for path in PATHS {
@@ -365,11 +355,5 @@ fn without_the_program_of_the_benchmarks_the_command_names_it() {
     let mut command = pair.near.command("env");
     command.arg("PATH=/nowhere").arg(program::daemon_in(dir.path()));
     command.args(["bench", "rxdrop"]);
-    let mut running = Running::start(command);
-    let status = running.wait(wait::SOON);
-    assert_complaint(
-        status,
-        &running.said(),
-        &["cannot run vhost-af-xdp-bench: install it"],
-    );
+    Running::start(command).assert_complains(&["cannot run vhost-af-xdp-bench: install it"]);
 }

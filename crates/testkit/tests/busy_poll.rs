@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair, frame, kernel, require, soak};
+use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair, frame, half, kernel, require};
 
 const BUFFER: u32 = 2048;
 
@@ -19,22 +19,13 @@ fn frames_pass_whoever_polls(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(false, true)] leased: bool,
 ) {
-    if soak::leaves_out_half(&[
-        usize::from(placement == Placement::Direct),
-        mode as usize,
-        usize::from(leased),
-    ]) {
-        return;
-    }
+    half!(placement == Placement::Direct, mode, leased);
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
         .mode(mode)
         .with("--busy-poll-us", "20");
-    let serve = match leased {
-        true => serve.leased(),
-        false => serve.by_root(),
-    };
+    let serve = serve.leased_if(leased);
     let veth = VethPair::new();
     defer_interrupts(&veth.near);
     let mut rig = Rig::with(veth, &serve, &DriverConfig::default());

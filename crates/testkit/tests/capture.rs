@@ -224,13 +224,13 @@ fn client_that_reads_nothing_disturbs_nobody_and_is_told_what_it_lost() {
         "{frames} and {lost}"
     );
     // Its place is free for the next one, and the guest goes on.
-    let next = capture_of(&daemon, &port);
+    let next = capture(&daemon, &port, &[]);
     guest.pairs[0].send(&testkit::frame::plain(60, 1), Layout::Whole);
     guest.pairs[0].await_sent();
     let (frames, lost) = self::end(next);
     assert_eq!((frames.len(), lost), (1, Some(0)));
     // One that is killed is gone, too.
-    let (mut killed, _) = capture_of(&daemon, &port);
+    let (mut killed, _) = capture(&daemon, &port, &[]);
     killed.signal(Signal::KILL);
     killed.wait(LONG);
     let again = wait::until_some(wait::SOON, || {
@@ -243,16 +243,6 @@ fn client_that_reads_nothing_disturbs_nobody_and_is_told_what_it_lost() {
     assert!(said.contains("0 frames captured, none lost"), "{said}");
 }
 
-/// The same of a port that is called by its socket.
-fn capture_of(daemon: &Daemon, port: &str) -> (Running, PathBuf) {
-    let path = daemon.path("null.pcapng");
-    let mut command = command(daemon, port, &[]);
-    command.arg("--write").arg(&path);
-    let mut running = Running::start(command);
-    running.await_text("capturing the first 256 bytes");
-    (running, path)
-}
-
 #[test]
 fn file_that_was_there_is_for_its_owner_only_and_is_none_of_others() {
     require!(Root);
@@ -262,14 +252,14 @@ fn file_that_was_there_is_for_its_owner_only_and_is_none_of_others() {
         .as_str()
         .expect("a name")
         .to_owned();
-    let path = daemon.path("null.pcapng");
+    let path = daemon.path(&format!("{port}.pcapng"));
     let there = |owner| {
         fs::write(&path, "of before").expect("a file");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
         std::os::unix::fs::chown(&path, owner, None).expect("we are root");
     };
     there(None);
-    end(capture_of(&daemon, &port));
+    end(capture(&daemon, &port, &[]));
     assert_eq!(
         fs::metadata(&path).expect("it is there").permissions().mode() & 0o777,
         0o600

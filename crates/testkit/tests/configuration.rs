@@ -30,14 +30,6 @@ fn queue(name: &str, interface: &str, queue: u32) -> String {
     )
 }
 
-/// With queues of a steward, or by root.
-fn serve(leased: bool) -> Serve {
-    match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    }
-}
-
 /// Names of the sockets beside a daemon's.
 fn sockets(daemon: &Daemon) -> Vec<String> {
     let entries = std::fs::read_dir(daemon.path("")).expect("its directory");
@@ -64,16 +56,16 @@ fn ports_come_and_go_while_anothers_frames_pass(#[values(false, true)] leased: b
     let veth = VethPair::new();
     veth.join_as("nic1", "wire1", 2, 1500);
     let stays = queue("stays", VethPair::NIC, 0);
-    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[VethPair::NIC, "nic1"], &stays);
+    let daemon = Daemon::start_file(
+        &veth.near,
+        &Serve::file().leased_if(leased),
+        &[VethPair::NIC, "nic1"],
+        &stays,
+    );
     let driver = Driver::connect(&daemon.path("stays.sock"), &DriverConfig::default()).expect("accepted");
     let mut rig = Rig::of(veth, daemon, driver);
     rig.post(128, &[2048]);
-    let Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    } = rig;
+    let (driver, daemon, wire, veth) = rig.into_parts();
     let traffic = Traffic::start_within(driver, wire, PACE, WINDOW);
     let begun = Instant::now();
     for round in 0..5 {
@@ -280,7 +272,12 @@ fn ports_that_came_and_went_leave_nothing_behind(#[values(false, true)] leased: 
     require!(Root);
     let veth = VethPair::with(2, 1500);
     let stays = queue("stays", VethPair::NIC, 0);
-    let mut daemon = Daemon::start_file(&veth.near, &serve(leased), &[VethPair::NIC], &stays);
+    let mut daemon = Daemon::start_file(
+        &veth.near,
+        &Serve::file().leased_if(leased),
+        &[VethPair::NIC],
+        &stays,
+    );
     let with = format!("{stays}{}{}", queue("b", VethPair::NIC, 1), null("n", ""));
     let round = |daemon: &Daemon, guest: bool| {
         daemon.reload_with(&with);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::assert_complaint;
-use testkit::program::bench;
+use testkit::program::{bench, json_of};
 use testkit::{NetNs, Running, VethPair, require, wait};
 
 const NEAR: &str = "10.9.0.1";
@@ -48,13 +48,6 @@ fn serve_with_places(netns: &NetNs, engine: &str, places: &str) -> (Running, Soc
     let args = ["--engine", engine, "--listen", "127.0.0.1:0", "--json"];
     let (server, port) = serve(netns, &[&args[..], &["--connections", places]].concat());
     (server, SocketAddr::from(([127, 0, 0, 1], port)))
-}
-
-/// The JSON behind the lines of stderr.
-fn json_of(said: &str) -> serde_json::Value {
-    let line = said.lines().find(|line| line.starts_with('{'));
-    let line = line.unwrap_or_else(|| panic!("no JSON in {said}"));
-    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
 /// The result of the only engine.
@@ -173,18 +166,15 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
 fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
-    let mut running = start(&netns, args);
-    let status = running.wait(wait::SOON);
-    assert_complaint(status, &running.said(), &[named]);
+    start(&netns, args).assert_complains(&[named]);
 }
 
 #[test]
 fn address_that_the_client_has_no_way_to_is_named_with_the_remedy() {
     require!(Root);
     let (netns, elsewhere) = (NetNs::new("echo"), NetNs::new("echo-elsewhere"));
-    let mut running = start(&netns, &["--client-netns", elsewhere.name()]);
     let words = ["--address 127.0.0.1:0: cannot connect", "choose an --address"];
-    assert_complaint(running.wait(wait::SOON), &running.said(), &words);
+    start(&netns, &["--client-netns", elsewhere.name()]).assert_complains(&words);
 }
 
 /// Linux has it without a device from 7.1 on, for root.
@@ -220,12 +210,9 @@ fn interface_without_zero_copy_is_refused_by_name() {
     require!(Root);
     let pair = addressed();
     let args = ["--engine", "zcrx", "--ifname", VethPair::NIC, "--duration", "0.3"];
-    let mut running = start(&pair.near, &args);
-    let status = running.wait(wait::SOON);
-    assert_complaint(status, &running.said(), &["--engine zcrx", "zcrx"]);
-    let mut running = start(&pair.near, &[&args[..], &["--queue", "7"]].concat());
-    let status = running.wait(wait::SOON);
-    assert_complaint(status, &running.said(), &["--queue 7: nic0 has 1 receive queue"]);
+    start(&pair.near, &args).assert_complains(&["--engine zcrx", "zcrx"]);
+    start(&pair.near, &[&args[..], &["--queue", "7"]].concat())
+        .assert_complains(&["--queue 7: nic0 has 1 receive queue"]);
 }
 
 #[test]
@@ -234,9 +221,7 @@ fn port_that_is_taken_is_named() {
     let netns = NetNs::new("echo");
     let (_server, port) = serve(&netns, &["--listen", "127.0.0.1:0"]);
     let address = format!("127.0.0.1:{port}");
-    let mut second = start(&netns, &["--listen", &address]);
-    let status = second.wait(wait::SOON);
-    assert_complaint(status, &second.said(), &[&address, "free port", "ss -ltnp"]);
+    start(&netns, &["--listen", &address]).assert_complains(&[&address, "free port", "ss -ltnp"]);
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::{Mode, private_dir};
-use testkit::driver::{F_HOST_ALL, HEADER, region_info};
+use testkit::driver::{F_HOST_ALL, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
-use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::gso_packet::{GsoPacket, Ip, header};
 use testkit::guest::{Backend, Guest, qemu_has_af_xdp};
 use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
@@ -128,10 +128,7 @@ fn sockets_passed_in_may_have_an_rx_ring_of_any_size_or_none(
 fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values(true, false)] all: bool) {
     require!(Root);
     let scene = Scene::by_socket();
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 16 << 20)],
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_memory(vec![(GuestAddr(0), 16 << 20)]);
     let mut driver = Driver::connect(&scene.daemon.socket(), &config).expect("accepted");
     if all {
         let region = region_info(&driver.ram().regions().expect("regions")[0]);
@@ -258,8 +255,7 @@ fn no_chunk_is_lost_however_many_guests_go_with_gso_packets_under_way(
     // Of some 3000 chunks: each guest's GSO packets take 130, or, in thousands of segments, hundreds.
     for guest in 0..60 {
         let mut driver = Driver::connect(&scene.daemon.socket(), &config).expect("accepted");
-        let mut header = [0; HEADER];
-        header[..10].copy_from_slice(&gso_packet.request([20, 1400, 700][guest % 3]));
+        let header = header(gso_packet.request([20, 1400, 700][guest % 3]));
         let before = scene.daemon.counter("from_guest_referred_segments");
         driver.pairs[0].send_asking(&[(header, &bytes[..]); 6], Layout::Pieces(5000));
         scene
@@ -283,10 +279,7 @@ fn sockets_passed_in_are_one_a_queue_in_order() {
         .with("--sock-fds", list(&both))
         .with("--queues", "2")
         .with("--start-queue", "1");
-    let config = DriverConfig {
-        pairs: 2,
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_pairs(2);
     let daemon = listening(&veth, &both, &serve);
     let mut rig = Rig::around(veth, daemon, &config);
     for pair in &mut rig.driver.pairs {

@@ -48,6 +48,7 @@ use std::time::Duration;
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{self, HEADER};
+use testkit::vmm::{inflight, longs, words};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, message, require, wait,
 };
@@ -72,14 +73,6 @@ fn is_refused(driver: &Driver, request: FrontendReq, payload: &[u8], file: Optio
     let mut answer = [0; 20];
     let mut socket: &UnixStream = socket;
     socket.read_exact(&mut answer).is_err() || answer[12..] != [0; 8]
-}
-
-fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
-    words.into_iter().flat_map(u32::to_ne_bytes).collect()
-}
-
-fn longs<const N: usize>(longs: [u64; N]) -> Vec<u8> {
-    longs.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
 /// A good guest is served: for after something happened.
@@ -199,14 +192,6 @@ fn what_cannot_be_is_refused(#[case] request: FrontendReq, #[case] payload: Vec<
     assert!(is_refused(&guest, request, &payload, file));
     drop(guest);
     assert_serves(&mut daemon);
-}
-
-fn inflight(bytes: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
-    [
-        longs([bytes, offset]),
-        [queues.to_ne_bytes(), size.to_ne_bytes(), [0; 2], [0; 2]].concat(),
-    ]
-    .concat()
 }
 
 fn guest_with_all_messages(daemon: &Daemon) -> Driver {

@@ -67,10 +67,7 @@ const PORTS: usize = 64;
 
 /// A guest that testkit plays, with receive buffers.
 fn played(daemon: &Daemon, port: usize) -> Driver {
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 4 << 20)],
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_memory(vec![(GuestAddr(0), 4 << 20)]);
     let path = daemon.path(&format!("vm{port}.sock"));
     let mut driver = Driver::connect(&path, &config).expect("accepted");
     driver.pairs[0].post(200, &[2048]);

@@ -16,10 +16,7 @@ fn with_hints(hints: &str, file: &str) -> String {
 }
 
 fn serve(leased: bool) -> Serve {
-    match leased {
-        true => Serve::interface(VethPair::NIC).leased(),
-        false => Serve::interface(VethPair::NIC).by_root(),
-    }
+    Serve::interface(VethPair::NIC).leased_if(leased)
 }
 
 /// A guest with buffers, whose lane runs.
@@ -168,10 +165,7 @@ fn ports_with_vlans_are_taken_where_tags_are_taken_off_and_told(#[values(false, 
     }
     let veth = VethPair::new();
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "on"]);
-    let serve = match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    };
+    let serve = Serve::file().leased_if(leased);
     let auto = |ports: &[&str]| with_hints("auto", &file(Some(VethPair::NIC), ports));
     let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &auto(&[""]));
     let on = || daemon.status()["networks"][0]["queues"][0]["hints"]["on"].clone();

@@ -7,7 +7,7 @@ use testkit::driver::{F_EVENT_IDX, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_P
 use testkit::gso_packet::Ip;
 use testkit::{
     Daemon, Driver, DriverConfig, GsoPacket, Layout, Noise, PacketPort, Serve, TwoGuests, VethPair, frame,
-    require, soak, wait,
+    half, require, wait,
 };
 use virtqueue::GuestAddr;
 
@@ -30,13 +30,7 @@ fn frames_of_any_kind_with_any_request_leave_a_queue_that_sends(
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(0, F_HOST_ALL)] offloads: u64,
 ) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        usize::from(ring == F_RING_PACKED),
-        usize::from(offloads != 0),
-    ]) {
-        return;
-    }
+    half!(placement, ring, offloads);
     require!(Root);
     let config = DriverConfig {
         regions: vec![(GuestAddr(0), 16 * MIB), (GuestAddr(1 << 32), 16 * MIB)],

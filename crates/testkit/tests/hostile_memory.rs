@@ -198,10 +198,7 @@ fn guest_of_86_tib_is_refused_beside_one_of_32_gib() {
     let mut hostile = neighbours.hostile();
     let _ = hostile.frontend().set_mem_table(&table);
     neighbours.assert_only_one_is_closed(&hostile, "refused", &["94557999988736", "max-memory"]);
-    let large = DriverConfig {
-        regions: vec![(GuestAddr(0), 2 << 30), (GuestAddr(4 << 30), 30 << 30)],
-        ..DriverConfig::default()
-    };
+    let large = DriverConfig::with_memory(vec![(GuestAddr(0), 2 << 30), (GuestAddr(4 << 30), 30 << 30)]);
     let large = Driver::connect(&neighbours.daemon.path("port0.sock"), &large);
     large.expect("as much as is allowed");
 }

@@ -40,12 +40,7 @@ fn memory_comes_and_goes_while_frames_pass_each_millisecond(
     }
     let mut rig = Rig::new(placement, Mode::Native);
     rig.post(128, &[2048]);
-    let Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    } = rig;
+    let (driver, daemon, wire, veth) = rig.into_parts();
     let traffic = match placement {
         Placement::Copy => Traffic::start_within(driver, wire, PACE, WINDOW),
         // Another socket is bound: what comes meanwhile is lost.

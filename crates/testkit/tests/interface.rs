@@ -145,10 +145,7 @@ fn guest_whose_memory_cannot_be_registered_goes_on_by_copying_and_says_so() {
     let serve = Serve::interface(VethPair::NIC).placement(Placement::Direct);
     let mut daemon = Daemon::spawn_by(command, dir, &serve);
     daemon.await_listening();
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 128 << 20)],
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_memory(vec![(GuestAddr(0), 128 << 20)]);
     let mut rig = Rig::around(veth, daemon, &config);
     rig.post(64, &[2048]);
     rig.daemon.await_port(0, "why it copies", |port| {

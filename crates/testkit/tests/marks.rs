@@ -59,10 +59,7 @@ fn listed(namespace: &NetNs) -> Value {
 }
 
 fn serve(leased: bool) -> Serve {
-    match leased {
-        true => Serve::interface(VethPair::NIC).leased(),
-        false => Serve::interface(VethPair::NIC).by_root(),
-    }
+    Serve::interface(VethPair::NIC).leased_if(leased)
 }
 
 /// Sends a frame of the flow from that port, and waits until the counter says that this is what became of it.

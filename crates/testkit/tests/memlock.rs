@@ -69,14 +69,6 @@ fn daemon(veth: &VethPair, steward: &tempfile::TempDir, serve: Serve) -> Daemon 
     )
 }
 
-fn config() -> DriverConfig {
-    DriverConfig {
-        regions: vec![(GuestAddr(0), 4 << 20)],
-        queue_size: 64,
-        ..DriverConfig::default()
-    }
-}
-
 /// Two queues need 12 MiB together, and each alone less than 8.
 #[test]
 fn limit_that_does_for_one_queue_and_not_for_all_is_said_at_the_start() {
@@ -112,8 +104,8 @@ fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone
     let (lessor, steward) = lease_with_little_memory(&veth);
     let (two, one) = direct_and_other(&veth, &steward);
     // QEMU would come back at once, and its guest stand still meanwhile.
-    let mut second =
-        Driver::connect(&two.socket(), &config()).expect("accepted, although there is no memory for it");
+    let mut second = Driver::connect(&two.socket(), &DriverConfig::small())
+        .expect("accepted, although there is no memory for it");
     two.await_impaired(0, "`memlock`");
     assert_eq!(two.port(0)["connected"], true);
     // Retries become rare: what the steward says of them, too.
@@ -152,7 +144,7 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     // With what is behind it 1.75 MiB, beside the other's 6.
     let small = DriverConfig {
         regions: vec![(GuestAddr(0), 1 << 20)],
-        ..config()
+        ..DriverConfig::small()
     };
     let mut guest = Driver::connect(&direct.socket(), &small).expect("accepted");
     direct.await_port(0, "runs", |port| port["lanes"][0]["running"] == true);

@@ -49,10 +49,7 @@ impl Pairs {
     fn new(placement: Placement, leased: bool) -> Self {
         let veth = VethPair::with(PAIRS as u32, 1500);
         veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", "3000"]);
-        let config = DriverConfig {
-            pairs: PAIRS,
-            ..DriverConfig::default()
-        };
+        let config = DriverConfig::with_pairs(PAIRS);
         let serve = Serve::interface(VethPair::NIC)
             .placement(placement)
             .with("--queues", PAIRS.to_string());
@@ -332,10 +329,7 @@ fn what_comes_while_queues_are_set_up_anew_is_done(
     world.await_stopped();
     let longest = match event {
         Event::Reset => {
-            let config = DriverConfig {
-                pairs: PAIRS,
-                ..DriverConfig::default()
-            };
+            let config = DriverConfig::with_pairs(PAIRS);
             world.rig.driver.start_over(&config).expect("it is answered");
             for pair in &mut world.rig.driver.pairs {
                 pair.post(BUFFERS, &[BUFFER]);

@@ -3,69 +3,17 @@
 
 mod gso;
 
-use std::time::Duration;
-
 use rstest::rstest;
-use testkit::daemon::DIR;
 use testkit::guest::Guest;
-use testkit::lan::{frame, mac, once};
+use testkit::lan::{self, BROADCAST, Ear, HOST, HOST_TEXT, frame, mac, once, with_host};
 use testkit::world::{HOST as LAN_IP, assert_stream, give_address, iperf_server};
-use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, VethPair, require, soak, wait,
-};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, require, soak, wait};
 
-/// Of the uplink, hence the host's.
-const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
-const HOST_TEXT: &str = "02:00:00:00:02:00";
 const OTHER: [u8; 6] = [0x02, 0, 0, 0, 2, 1];
-const BROADCAST: [u8; 6] = [0xff; 6];
 
 /// A network with these keys, and a port for each of these.
 fn file(keys: &str, ports: &[&str]) -> String {
-    let port = |(guest, keys): (usize, &&str)| {
-        format!(
-            "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\n\
-             mac = \"02:00:00:00:00:{guest:02x}\"\n{keys}\n"
-        )
-    };
-    let ports: String = ports.iter().enumerate().map(port).collect();
-    format!("[network.lan]\nuplink = \"{}\"\n{keys}\n{ports}", VethPair::NIC)
-}
-
-/// A veth pair whose near end is the host's, with tags where XDP sees them.
-fn uplink() -> VethPair {
-    let veth = VethPair::new();
-    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-    veth.near
-        .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
-    veth.await_near();
-    veth
-}
-
-/// Frames of these tests, and no others, that come by an interface.
-struct Ear(PacketPort);
-
-impl Ear {
-    fn on(netns: &NetNs, interface: &str) -> Self {
-        Self(PacketPort::open(netns, interface))
-    }
-
-    fn next(&self, limit: Duration) -> Option<Vec<u8>> {
-        let is_ours = |frame: &Vec<u8>| {
-            let behind = if frame[12..].starts_with(&[0x81, 0]) {
-                16
-            } else {
-                12
-            };
-            frame[behind..].starts_with(&[0x88, 0xb5])
-        };
-        std::iter::from_fn(|| self.0.receive(limit)).find(is_ours)
-    }
-
-    #[track_caller]
-    fn hears(&self, frame: &[u8]) {
-        assert_eq!(self.next(wait::SOON).as_deref(), Some(frame));
-    }
+    lan::file(Some(VethPair::NIC), ports).replacen("[port.vm0]", &format!("{keys}\n[port.vm0]"), 1)
 }
 
 /// A daemon, its guests, the host's stack, and the LAN.
@@ -84,7 +32,7 @@ impl Lan {
 
     /// Guests with these features beside the usual ones.
     fn with(serve: &Serve, file: &str, features: &[u64]) -> Self {
-        let veth = uplink();
+        let veth = with_host(VethPair::new());
         let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC], file);
         let guest = |(at, &features): (usize, &u64)| {
             let socket = daemon.path(&format!("vm{at}.sock"));
@@ -301,7 +249,7 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usiz
         return;
     }
     const HOST_IP: &str = "10.77.0.3";
-    let veth = uplink();
+    let veth = with_host(VethPair::new());
     give_address(&veth);
     veth.near.ip(&["link", "set", VethPair::NIC, "arp", "on"]);
     veth.near

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::any_frame::{any_frame, any_header, assert_sane, nearly_right};
+use testkit::any_frame::{any_request, assert_sane};
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, region_info};
 use testkit::frame::NUMBERED;
 use testkit::lan::{self, mac};
@@ -200,14 +200,7 @@ fn packets_with_any_request_come_as_what_they_are_or_not_at_all(#[values(0, F_GU
     let mut noise = Noise::new(0x9e37_79b9_7f4a_7c15);
     let mut came = 0;
     for number in 0..soak::count(FRAMES, 100 * FRAMES) {
-        let (mut frame, header) = match noise.index(2) {
-            0 => nearly_right(&mut noise),
-            _ => {
-                let frame = any_frame(&mut noise);
-                let header = any_header(&mut noise, &frame);
-                (frame, header)
-            }
-        };
+        let (mut frame, header) = any_request(&mut noise);
         if let Some(addresses) = frame.get_mut(..12) {
             addresses.copy_from_slice(&[mac(0), mac(LIAR)].concat());
         }

@@ -6,13 +6,10 @@ use std::net::Ipv4Addr;
 use rstest::rstest;
 use testkit::driver::F_HOST_ALL;
 use testkit::frame::{assert_same, ipv4};
-use testkit::lan::{self, BROADCAST, STRANGER, guests, mac, tagged};
-use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, require, wait};
+use testkit::lan::{self, BROADCAST, HOST, Lan, STRANGER, mac, tagged, with_host};
+use testkit::{DriverConfig, Layout, PacketPort, Serve, VethPair, require, wait};
 
 const MTU: u32 = 9000;
-/// Of the uplink, hence the host's.
-const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
-const HOST_TEXT: &str = "02:00:00:00:02:00";
 /// What each guest may send from: an address of its own, and that of GSO packets here.
 const PORTS: [&str; 4] = [
     "ips = [\"192.0.2.10\", \"10.9.0.1\"]",
@@ -31,42 +28,31 @@ fn packet(to: [u8; 6], from: [u8; 6], guest: u8, len: usize) -> Vec<u8> {
 }
 
 struct World {
-    guests: Vec<Driver>,
-    daemon: Daemon,
-    wire: PacketPort,
+    lan: Lan,
     host: PacketPort,
-    _veth: VethPair,
 }
 
 impl World {
     fn new(keys: &str) -> Self {
         let veth = VethPair::with(1, MTU);
         veth.carry_no_gso_packets();
-        let near = &veth.near;
-        near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-        near.ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
-        veth.await_near();
         let text = lan::file(Some(VethPair::NIC), &PORTS);
         let text = text.replacen("uplink", &format!("{keys}\nuplink"), 1);
-        let daemon = Daemon::start_file(near, &Serve::file(), &[VethPair::NIC], &text);
+        let config = DriverConfig::with(F_HOST_ALL);
+        let lan = Lan::on(with_host(veth), &Serve::file(), &text, PORTS.len(), &config);
         Self {
-            guests: guests(&daemon, PORTS.len(), &DriverConfig::with(F_HOST_ALL)),
-            wire: PacketPort::open(&veth.far, VethPair::WIRE),
-            host: PacketPort::open(near, VethPair::NIC),
-            daemon,
-            _veth: veth,
+            host: PacketPort::open(&lan.veth.near, VethPair::NIC),
+            lan,
         }
     }
 
     fn send(&mut self, guest: usize, frame: &[u8], layout: Layout) {
-        self.guests[guest].pairs[0].send(frame, layout);
+        self.lan.guests[guest].pairs[0].send(frame, layout);
     }
 
     #[track_caller]
     fn assert_got(&mut self, guest: usize, frame: &[u8]) {
-        let got = self.guests[guest].pairs[0].receive(wait::SOON);
-        let got = got.unwrap_or_else(|| panic!("nothing comes to guest {guest}: {:#}", self.daemon.status()));
-        assert_same(&got.frame, frame);
+        assert_same(&self.lan.received(guest), frame);
     }
 }
 
@@ -97,19 +83,16 @@ fn long_frames_reach_whom_they_are_for(
             world.assert_got(1, &sent);
             let sent = packet(STRANGER, mac(0), 0, len);
             world.send(0, &sent, layout);
-            assert_hears(&world.wire, &sent);
+            assert_hears(&world.lan.wire, &sent);
             let sent = packet(HOST, mac(0), 0, len);
             world.send(0, &sent, layout);
             assert_hears(&world.host, &sent);
         }
-        for (from, source) in [(&world.wire, STRANGER), (&world.host, HOST)] {
+        for (from, source) in [(&world.lan.wire, STRANGER), (&world.host, HOST)] {
             from.send(&packet(mac(0), source, 99, len));
         }
         let mut sources = [0; 2].map(|_| {
-            let got = world.guests[0].pairs[0]
-                .receive(wait::SOON)
-                .expect("it comes")
-                .frame;
+            let got = world.lan.received(0);
             let source = got[6..12].try_into().expect("six bytes");
             assert_same(&got, &packet(mac(0), source, 99, len));
             source
@@ -120,20 +103,20 @@ fn long_frames_reach_whom_they_are_for(
         let sent = packet(BROADCAST, mac(0), 0, len);
         world.send(0, &sent, Layout::Whole);
         world.assert_got(1, &sent);
-        assert_hears(&world.wire, &sent);
+        assert_hears(&world.lan.wire, &sent);
         assert_hears(&world.host, &sent);
         let sent = packet(BROADCAST, HOST, 99, len);
         world.host.send(&sent);
-        assert_hears(&world.wire, &sent);
+        assert_hears(&world.lan.wire, &sent);
         (0..2).for_each(|guest| world.assert_got(guest, &sent));
         let sent = packet(BROADCAST, STRANGER, 99, len);
-        world.wire.send(&sent);
+        world.lan.wire.send(&sent);
         assert_hears(&world.host, &sent);
         (0..2).for_each(|guest| world.assert_got(guest, &sent));
     }
     for counter in ["ip_source", "headers", "host_no_room", "no_peer"] {
         assert_eq!(
-            world.daemon.counter(&format!("from_guest_{counter}")),
+            world.lan.daemon.counter(&format!("from_guest_{counter}")),
             0,
             "{counter}"
         );
@@ -158,7 +141,7 @@ fn long_frames_of_vlans_reach_whom_they_are_for() {
             let shown = if guest == 3 { &with_tag } else { &sent };
             world.send(guest, shown, Layout::Pieces(1000));
             if to != HOST {
-                assert_hears(&world.wire, &with_tag);
+                assert_hears(&world.lan.wire, &with_tag);
             }
             if to != STRANGER {
                 assert_hears(&world.host, &with_tag);
@@ -171,7 +154,7 @@ fn long_frames_of_vlans_reach_whom_they_are_for() {
             for to in [mac(2), mac(3), BROADCAST] {
                 let sent = packet(to, source, 99, len);
                 let with_tag = tagged(&sent, 100);
-                let from = if is_host { &world.host } else { &world.wire };
+                let from = if is_host { &world.host } else { &world.lan.wire };
                 from.send(&with_tag);
                 if to != mac(3) {
                     world.assert_got(2, &sent);

@@ -18,10 +18,7 @@ fn file(guests: impl IntoIterator<Item = usize>) -> String {
 }
 
 fn config() -> DriverConfig {
-    DriverConfig {
-        regions: vec![(virtqueue::GuestAddr(0), 4 << 20)],
-        ..DriverConfig::default()
-    }
+    DriverConfig::with_memory(vec![(virtqueue::GuestAddr(0), 4 << 20)])
 }
 
 fn connect(daemon: &Daemon, guest: usize) -> Driver {
@@ -64,10 +61,7 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
     const AT_ONCE: usize = 20;
     require!(Root);
     let veth = VethPair::new();
-    let serve = match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    };
+    let serve = Serve::file().leased_if(leased);
     let two = file(0..2);
     let all = file(0..2 + AT_ONCE);
     let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &two);
@@ -139,30 +133,15 @@ impl Mortal {
         let all = self.guests.len();
         for from in 0..all {
             let to = (from + 1) % all;
-            self.await_frame(
-                what,
-                from,
-                |world, sent| {
-                    world.guests[from].pairs[0].reap_sent();
-                    if world.guests[from].pairs[0].has_room() {
-                        world.guests[from].pairs[0].send(sent, Layout::Whole);
-                    }
-                },
-                (mac(to), mac(from)),
-                Some(to),
-            );
-            self.await_frame(
-                what,
-                from,
-                |world, sent| {
-                    world.guests[from].pairs[0].reap_sent();
-                    if world.guests[from].pairs[0].has_room() {
-                        world.guests[from].pairs[0].send(sent, Layout::Whole);
-                    }
-                },
-                (STRANGER, mac(from)),
-                None,
-            );
+            let send = |world: &mut Self, sent: &[u8]| {
+                let pair = &mut world.guests[from].pairs[0];
+                pair.reap_sent();
+                if pair.has_room() {
+                    pair.send(sent, Layout::Whole);
+                }
+            };
+            self.await_frame(what, from, send, (mac(to), mac(from)), Some(to));
+            self.await_frame(what, from, send, (STRANGER, mac(from)), None);
             self.await_frame(
                 what,
                 from,

@@ -17,19 +17,9 @@ const FLOWS: u16 = 64;
 /// How long guests' frames wait for an uplink of which no queue is left (`network/uplink.rs`).
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-fn network(lan: &Lan) -> Value {
-    lan.daemon.status()["networks"][0].clone()
-}
-
 fn set_mtu(lan: &Lan, mtu: u64) {
     let near = &lan.veth.near;
     near.ip(&["link", "set", VethPair::NIC, "mtu", &mtu.to_string()]);
-}
-
-#[track_caller]
-fn await_network(lan: &Lan, what: &str, condition: impl Fn(&Value) -> bool) {
-    let became = wait::until(wait::SOON, || condition(&network(lan)));
-    assert!(became, "{what}: {:#}", network(lan));
 }
 
 /// A datagram of a flow, like no other.
@@ -129,7 +119,7 @@ fn guest_s_frames_leave_while_queues_of_the_uplink_follow_another_mtu() {
     lan.send(0, &last);
     let _ = lan.wire.receive_before(&last);
     drop(held);
-    await_network(&lan, "recovered", |network| {
+    lan.daemon.await_network("recovered", |network| {
         network["impaired"].is_null() && is_running(network) == QUEUES as usize
     });
     assert_all_pass(&mut lan, 3014);
@@ -144,9 +134,9 @@ fn shrink(lan: &mut Lan) {
     set_mtu(lan, 1500);
     let follows = wait::until(wait::SOON, || {
         assert_all_pass(lan, 1514);
-        network(lan)["mtu"] == 1500
+        lan.daemon.network()["mtu"] == 1500
     });
-    assert!(follows, "{:#}", network(lan));
+    assert!(follows, "{:#}", lan.daemon.network());
     assert_all_pass(lan, 1514);
     // As soon as its port knows.
     let before = lan.daemon.counter_of("vm0", "from_guest_too_long");

@@ -51,24 +51,13 @@ pub(crate) fn read_policy(daemon: &mut Daemon) {
     daemon.await_that(|| read(daemon) > before);
 }
 
-fn network(daemon: &Daemon) -> serde_json::Value {
-    daemon.status()["networks"][0].clone()
-}
-
-#[track_caller]
-fn await_whole(daemon: &Daemon) {
-    let is_whole = || network(daemon)["impaired"].is_null();
-    assert!(wait::until(wait::SOON, is_whole), "{:#}", network(daemon));
-}
-
 /// Waits until the network says that this is why it is not whole.
 #[track_caller]
 fn await_impaired(daemon: &Daemon, words: &[&str]) {
-    let says = || {
-        let why = network(daemon)["impaired"].to_string();
+    daemon.await_network(&words.join(", "), |network| {
+        let why = network["impaired"].to_string();
         words.iter().all(|word| why.contains(word))
-    };
-    assert!(wait::until(wait::SOON, says), "{words:?}: {:#}", network(daemon));
+    });
 }
 
 #[test]
@@ -96,7 +85,7 @@ fn queue_that_lacks_memory_is_tried_again() {
     let said = daemon.said().matches("no uplink").count();
     assert_eq!(said, 1);
     change_policy(&mut daemon, "memlock = \"unlimited\"");
-    await_whole(&daemon);
+    daemon.await_network("whole", |network| network["impaired"].is_null());
     // What comes by either queue arrives.
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let mut guest = guest(&daemon, 0);
@@ -130,7 +119,7 @@ fn guest_that_a_policy_cuts_off_is_named_and_comes_back_with_it(#[values(false, 
         }
         await_impaired(&daemon, &["02:00:00:00:00:01", "`macs`"]);
         assert!(
-            !network(&daemon)["impaired"]
+            !daemon.network()["impaired"]
                 .to_string()
                 .contains("02:00:00:00:00:00")
         );
@@ -139,7 +128,7 @@ fn guest_that_a_policy_cuts_off_is_named_and_comes_back_with_it(#[values(false, 
         assert_hears(&mut guests[0], 0, &wire, frame + 1);
         assert!(guests[1].pairs[0].poll().is_none(), "it is cut off");
         change_policy(&mut daemon, all);
-        await_whole(&daemon);
+        daemon.await_network("whole", |network| network["impaired"].is_null());
         assert_hears(&mut guests[1], 1, &wire, frame + 3);
     }
     let said = daemon.said();
@@ -169,7 +158,7 @@ fn assert_hears(guest: &mut Driver, number: u8, wire: &PacketPort, frame: u8) {
 
 /// Reloads the network with other keys while its steward is stopped; whether `status` answers before the reload ends.
 fn answers_meanwhile(daemon: &mut Daemon, keys: &str) -> bool {
-    await_whole(daemon);
+    daemon.await_network("whole", |network| network["impaired"].is_null());
     let steward = &mut daemon.lessor.as_mut().expect("leased").steward;
     steward.signal(Signal::STOP);
     let pid = Pid::from_raw(steward.pid().cast_signed()).expect("not zero");
@@ -183,7 +172,7 @@ fn answers_meanwhile(daemon: &mut Daemon, keys: &str) -> bool {
         let lessor = daemon.lessor.as_ref().expect("leased");
         let is_asked = || lessor.is_asked() || is_done.load(Relaxed);
         assert!(wait::until(wait::SOON, is_asked), "it is not asked");
-        let shown = network(daemon);
+        let shown = daemon.network();
         assert_eq!(shown["uplink"], VethPair::NIC, "{shown:#}");
         let answers = !is_done.load(Relaxed);
         kill_process(pid, Signal::CONT).expect("it is our child");

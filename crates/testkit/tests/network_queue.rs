@@ -7,14 +7,11 @@ use std::collections::BTreeSet;
 
 use rstest::rstest;
 use testkit::driver::{F_IN_ORDER, F_RING_PACKED};
-use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
-use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait};
+use testkit::lan::{BROADCAST, Ear, HOST, Lan, STRANGER, frame, mac, port, tagged, with_host};
+use testkit::{Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, half, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
-/// Of the uplink, hence the host's.
-const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
-const HOST_TEXT: &str = "02:00:00:00:02:00";
 /// The guest whose port has a queue of its own.
 const OWN: usize = 0;
 
@@ -47,26 +44,7 @@ fn network(queue_0: Queue0, workers: usize) -> String {
 fn uplink() -> VethPair {
     let veth = VethPair::with(2, 1500);
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-    veth.near
-        .ip(&["link", "set", VethPair::NIC, "address", HOST_TEXT]);
-    veth.await_near();
-    veth
-}
-
-/// Frames of these tests, and no others, that the host's stack gets.
-struct Host(PacketPort);
-
-impl Host {
-    fn of(netns: &NetNs) -> Self {
-        Self(PacketPort::open(netns, VethPair::NIC))
-    }
-
-    #[track_caller]
-    fn hears(&self, frame: &[u8]) {
-        let is_ours = |frame: &Vec<u8>| frame[12..].starts_with(&[0x88, 0xb5]);
-        let mut came = std::iter::from_fn(|| self.0.receive(wait::SOON));
-        assert_eq!(came.find(is_ours).as_deref(), Some(frame));
-    }
+    with_host(veth)
 }
 
 /// Ports with these keys behind those of [`OWN`]'s, which has those at first.
@@ -104,13 +82,7 @@ fn it_reaches_everybody_and_everybody_it(
     #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
     #[values(1, 2)] workers: usize,
 ) {
-    if soak::leaves_out_half(&[
-        usize::from(memory == "send-direct"),
-        usize::from(matches!(queue_0, Queue0::Ports)),
-        workers,
-    ]) {
-        return;
-    }
+    half!(memory == "send-direct", matches!(queue_0, Queue0::Ports), workers);
     require!(Root);
     let mut lan = lan(queue_0, memory, &["", "", ""], workers);
     let shown = lan.daemon.port(OWN);
@@ -118,7 +90,7 @@ fn it_reaches_everybody_and_everybody_it(
         .to_string()
         .contains("direct not used: ");
     assert_eq!(says_why, memory == "direct", "{shown:#}");
-    let host = Host::of(&lan.veth.near);
+    let host = Ear::on(&lan.veth.near, VethPair::NIC);
     // More frames than its ring has entries, so that each is given back.
     for round in 0..60 {
         let len = [60, 64, 65, 590, 1514][round % 5];
@@ -228,17 +200,12 @@ fn frames_reach_it_by_whichever_queue_they_come(
     #[values(1, 2)] pairs: usize,
     #[values(1, 2)] workers: usize,
 ) {
-    if soak::leaves_out_half(&[usize::from(memory == "copy"), pairs, workers]) {
-        return;
-    }
+    half!(memory == "copy", pairs, workers);
     require!(Root);
     let queues = u32::try_from(pairs + 1).expect("few");
     let keys = own(Queue0::Networks, memory, &format!("queues = {pairs}"));
     let text = [network(Queue0::Networks, workers), port(OWN, &keys)].concat();
-    let config = DriverConfig {
-        pairs,
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_pairs(pairs);
     let mut lan = Lan::on(VethPair::with(queues, 1500), &Serve::file(), &text, 1, &config);
     for pair in 1..pairs {
         lan.guests[OWN].pairs[pair].post(64, &[2048]);

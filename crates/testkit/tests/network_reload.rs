@@ -4,8 +4,8 @@
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::DIR;
-use testkit::lan::{self, assert_reaches, mac};
-use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
+use testkit::lan::{self, assert_reaches, guest, mac, none_is_lost, telling};
+use testkit::{Daemon, Layout, PacketPort, Serve, VethPair, require};
 
 fn network(name: &str, keys: &str) -> String {
     format!("[network.{name}]\n{keys}\n")
@@ -15,52 +15,18 @@ fn port(guest: u8, network: &str) -> String {
     lan::port(guest.into(), "").replace("\"lan\"", &format!("\"{network}\""))
 }
 
-/// With the steward of another, or with its own.
-fn serve(leased: bool) -> Serve {
-    match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    }
-}
-
-fn guest(daemon: &Daemon, number: u8) -> Driver {
-    let path = daemon.path(&format!("vm{number}.sock"));
-    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-    driver.pairs[0].post(64, &[2048]);
-    let runs = || {
-        let port = daemon.port_named(&format!("vm{number}"));
-        port.is_some_and(|port| port["lanes"][0]["running"] == true)
-    };
-    daemon.await_that(runs);
-    driver
-}
-
-fn numbered(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
-    let mut frame = frame::plain(100, number as u8);
-    frame[..6].copy_from_slice(&to);
-    frame[6..12].copy_from_slice(&from);
-    frame[14..18].copy_from_slice(&number.to_be_bytes());
-    frame
-}
-
-/// Frames from one guest to the other, one after the other, for as long as this lasts; none may be missing.
-fn all_arrive(guests: &mut [Driver; 2], during: impl FnOnce() + Send) -> u32 {
-    wait::rounds_during(during, |number| {
-        let sent = numbered(mac(1), mac(0), number);
-        guests[0].pairs[0].reap_sent();
-        guests[0].pairs[0].send(&sent, Layout::Whole);
-        let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
-        frame::assert_same(&got.frame, &sent);
-    })
-}
-
 #[rstest]
 fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: bool) {
     require!(Root);
     let veth = VethPair::with(2, 1500);
     let ports = [port(0, "lan"), port(1, "lan")].concat();
     let file = |keys: &str| network("lan", keys) + &ports;
-    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[VethPair::NIC], &file(""));
+    let daemon = Daemon::start_file(
+        &veth.near,
+        &Serve::file().leased_if(leased),
+        &[VethPair::NIC],
+        &file(""),
+    );
     let mut guests = [0, 1].map(|number| guest(&daemon, number));
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let nic = VethPair::NIC;
@@ -82,7 +48,7 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
             "network lan has changed (queues, start-queue)",
         ),
     ] {
-        let frames = all_arrive(&mut guests, || {
+        let frames = none_is_lost(&mut guests, [0, 1], || {
             let told = daemon.reload_with(&file(&keys));
             assert!(told.contains(said) && !told.contains("port "), "{told}");
         });
@@ -96,7 +62,7 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
         }
     }
     // None any more: its queues are others' to have.
-    all_arrive(&mut guests, || {
+    none_is_lost(&mut guests, [0, 1], || {
         let nobody = file("");
         daemon.reload_with(&nobody);
         let other =
@@ -112,12 +78,12 @@ fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
     let veth = VethPair::new();
     let nic = VethPair::NIC;
     let stays = [network("lan", ""), port(0, "lan"), port(1, "lan")].concat();
-    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[nic], &stays);
+    let daemon = Daemon::start_file(&veth.near, &Serve::file().leased_if(leased), &[nic], &stays);
     let mut guests = [0, 1].map(|number| guest(&daemon, number));
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let other = [&*network("b", &format!("uplink = \"{nic}\"")), &port(2, "b")].concat();
     for _ in 0..3 {
-        all_arrive(&mut guests, || {
+        none_is_lost(&mut guests, [0, 1], || {
             let told = daemon.reload_with(&[&*stays, &other].concat());
             assert!(
                 told.contains("network b began") && told.contains("port vm2 began"),
@@ -132,7 +98,7 @@ fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
                 "{told}"
             );
             let mut moved = guest(&daemon, 2);
-            let sent = numbered(mac(9), mac(2), 1);
+            let sent = telling(mac(9), mac(2), 0, 1);
             moved.pairs[0].send(&sent, Layout::Whole);
             daemon.reload_with(&stays);
         });
@@ -171,7 +137,7 @@ fn port_that_cannot_begin_leaves_nothing_in_its_network(#[values(false, true)] l
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     let nic = VethPair::NIC;
     let stays = network("lan", &format!("uplink = \"{nic}\"")) + &port(0, "lan");
-    let daemon = Daemon::start_file(&veth.near, &serve(leased), &[nic], &stays);
+    let daemon = Daemon::start_file(&veth.near, &Serve::file().leased_if(leased), &[nic], &stays);
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     // A driver without zero-copy mode.
     let own = format!("ifname = \"{nic}\"\nstart-queue = 1\nforce-zero-copy = true\n");
@@ -180,8 +146,8 @@ fn port_that_cannot_begin_leaves_nothing_in_its_network(#[values(false, true)] l
         // Another with its address.
         let other = port(1, "lan").replace("port.vm1", "port.vm2");
         daemon.reload_with(&[&*stays, &other.replace("vm1.sock", "vm2.sock")].concat());
-        let mut guest = guest(&daemon, 2);
-        assert_reaches(&mut guest, 1, &wire);
+        let mut second = guest(&daemon, 2);
+        assert_reaches(&mut second, 1, &wire);
         daemon.reload_with(&stays);
     }
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use serde_json::Value;
 use testkit::daemon::Mode;
-use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
-use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::driver::{F_GUEST_ALL, F_HOST_ALL};
+use testkit::gso_packet::{GsoPacket, Ip, header, heard};
 use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, port};
 use testkit::{
     Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
@@ -62,16 +61,6 @@ fn await_passes(lan: &mut Lan) {
     assert_passes(lan, 255);
 }
 
-fn network(lan: &Lan) -> Value {
-    lan.daemon.status()["networks"][0].clone()
-}
-
-#[track_caller]
-fn await_network(lan: &Lan, what: &str, condition: impl Fn(&Value) -> bool) {
-    let became = wait::until(wait::SOON, || condition(&network(lan)));
-    assert!(became, "{what}: {:#}", network(lan));
-}
-
 /// The devices by which networks reach the wire.
 fn taps(netns: &NetNs) -> String {
     netns.output_of("ip", &["-o", "link", "show", "type", "tun"])
@@ -81,30 +70,6 @@ fn has_program(netns: &NetNs) -> bool {
     netns
         .output_of("ip", &["-d", "link", "show", VethPair::NIC])
         .contains("prog/xdp")
-}
-
-/// A packet from one address to another, and what is asked for it: segments of so many bytes.
-fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], size: u16) -> (Vec<u8>, [u8; 10]) {
-    let frame = [&to[..], &from[..], &packet.bytes()[12..]].concat();
-    (frame, packet.request(size))
-}
-
-/// The next frame of a guest's that the other end of the uplink gets, behind the first ten bytes of its header.
-#[track_caller]
-fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, Vec<u8>) {
-    let mut bytes = vec![0; 70_000];
-    let frame = wait::until_some(wait::SOON, || {
-        let (len, _) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
-        let (header, frame) = bytes[..len].split_at(10);
-        (frame[6..12] == from).then(|| (frame.to_vec(), header.to_vec()))
-    });
-    frame.expect("it comes")
-}
-
-fn ask(request: &[u8; 10]) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
-    header[..10].copy_from_slice(request);
-    header
 }
 
 #[rstest]
@@ -126,15 +91,15 @@ fn gso_packets_pass_whole_to_the_wire_and_from_it(#[values(1, 2)] workers: usize
     let mut sent = 0;
     for packet in kinds.into_iter().chain(udp) {
         for (guest, piece) in [(0, 9000), (1, 4000)] {
-            let (frame, request) = gso(&packet, STRANGER, mac(guest), 1000);
-            lan.guests[guest].pairs[0].send_asking(&[(ask(&request), &frame)], Layout::Pieces(piece));
+            let (frame, request) = packet.between(STRANGER, mac(guest), &[], 1000);
+            lan.guests[guest].pairs[0].send_asking(&[(header(request), &frame)], Layout::Pieces(piece));
             let (got, asked) = heard(&ear, mac(guest));
             assert_eq!(got.len(), frame.len(), "guest {guest}: whole");
             assert!(got == frame);
             assert_eq!((asked[1], &asked[4..6]), (request[1], &request[4..6]));
             sent += 1;
 
-            let (frame, request) = gso(&packet, mac(guest), STRANGER, 1000);
+            let (frame, request) = packet.between(mac(guest), STRANGER, &[], 1000);
             mouth.send(&[&request[..], &frame].concat());
             let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
             assert_eq!(got.frame.len(), frame.len(), "guest {guest}: whole");
@@ -161,10 +126,11 @@ fn frames_go_on_while_the_steward_is_restarted() {
         assert_passes(&mut lan, 20);
     }
     assert_eq!(taps(&lan.veth.near), before, "others than before");
-    assert!(network(&lan)["impaired"].is_null());
+    assert!(lan.daemon.network()["impaired"].is_null());
     // The lease is one like before: it hears of changes, and ends with its holder.
     lan.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
-    await_network(&lan, "the MTU", |network| network["mtu"] == 1400);
+    lan.daemon
+        .await_network("the MTU", |network| network["mtu"] == 1400);
     assert_passes(&mut lan, 21);
     lan.daemon.terminate();
     let left = || taps(&lan.veth.near);
@@ -204,7 +170,8 @@ fn tap_or_uplink_that_is_deleted_comes_back() {
     await_passes(&mut lan);
     for state in ["down", "up"] {
         lan.veth.near.ip(&["link", "set", VethPair::NIC, state]);
-        await_network(&lan, "the link", |network| network["up"] == (state == "up"));
+        lan.daemon
+            .await_network("the link", |network| network["up"] == (state == "up"));
         if state == "down" {
             let lost = wait::until(wait::SOON, || {
                 lan.send(0, &frame(STRANGER, mac(0), 60, 1));
@@ -221,7 +188,8 @@ fn tap_or_uplink_that_is_deleted_comes_back() {
     lan.veth.await_near();
     await_passes(&mut lan);
     lan.veth.near.ip(&["link", "delete", VethPair::NIC]);
-    await_network(&lan, "gone", |network| network["impaired"].is_string());
+    lan.daemon
+        .await_network("gone", |network| network["impaired"].is_string());
     lan.veth.join(1, 1500);
     lan.wire = PacketPort::open(&lan.veth.far, VethPair::WIRE);
     await_passes(&mut lan);
@@ -261,7 +229,7 @@ fn uplink_above_another_interface_carries_packets_whole() {
     await_passes(&mut lan);
     let mouth = PacketPort::open_gso_sender(&lan.veth);
     let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
-    let (frame, request) = gso(&packet, mac(0), STRANGER, 1000);
+    let (frame, request) = packet.between(mac(0), STRANGER, &[], 1000);
     mouth.send(&[&request[..], &frame].concat());
     let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
     assert!(got.frame == frame, "{} bytes", got.frame.len());

@@ -10,6 +10,7 @@ use std::time::Duration;
 use packet::HEADERS_MAX;
 use packet::checksum;
 use packet::segment::{Plan, Request};
+use rstest::rstest;
 use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, PSH, Transport};
 use testkit::{PacketPort, VethPair, frame, require};
 
@@ -131,21 +132,14 @@ fn networks() -> [Ip; 5] {
     ]
 }
 
-#[test]
-fn tcp_segments_are_the_kernels() {
+#[rstest]
+#[case::tcp(GsoPacket::tcp)]
+#[case::udp(GsoPacket::udp)]
+fn segments_are_the_kernels(#[case] packet: fn(Ip, usize) -> GsoPacket) {
     require!(Root);
     let kernel = Kernel::new();
     for ip in networks() {
-        kernel.assert_same_for_all_sizes(&GsoPacket::tcp(ip, 0));
-    }
-}
-
-#[test]
-fn udp_segments_are_the_kernels() {
-    require!(Root);
-    let kernel = Kernel::new();
-    for ip in networks() {
-        kernel.assert_same_for_all_sizes(&GsoPacket::udp(ip, 0));
+        kernel.assert_same_for_all_sizes(&packet(ip, 0));
     }
 }
 

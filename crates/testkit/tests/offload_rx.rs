@@ -17,7 +17,7 @@ use testkit::driver::{
 };
 use testkit::gso_packet::{ACK, CWR, GsoPacket, Ip, PSH, Transport};
 use testkit::pair::Received;
-use testkit::{DriverConfig, Rig, Serve, VethPair, frame, require, soak, wait};
+use testkit::{DriverConfig, Rig, Serve, VethPair, frame, half, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 
 const SPLIT: u64 = 0;
@@ -101,13 +101,7 @@ fn segments_arrive_as_one_gso_packet(
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
     #[values(false, true)] partial: bool,
 ) {
-    if soak::leaves_out_half(&[
-        mode as usize,
-        usize::from(ring == F_RING_PACKED),
-        usize::from(partial),
-    ]) {
-        return;
-    }
+    half!(mode, ring, partial);
     require!(Root);
     let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL | ring);
     let (v4, v6) = (|| Ip::V4(0), |extensions: &[u8]| Ip::V6(extensions.to_vec()));

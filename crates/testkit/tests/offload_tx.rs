@@ -10,15 +10,16 @@ mod hostile;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use packet::HEADERS_MAX;
 use packet::checksum::{self, ChecksumAt};
-use packet::segment::{Plan, Request};
+use packet::segment::Request;
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{F_CSUM, F_HOST_ALL, F_HOST_TSO4, F_RING_PACKED, HEADER};
-use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, NEEDS_CSUM, PSH, Transport};
-use testkit::{DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, soak, wait};
+use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, NEEDS_CSUM, PSH, Transport, header};
+use testkit::{DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, half, require, wait};
 use virtqueue::driver::Buffer;
+
+use crate::offload_kernel::cut;
 
 /// Offloads of frames from the guest.
 const ALL: &str = "csum,tso4,tso6,ecn,uso";
@@ -61,33 +62,6 @@ fn rig_serving(veth: VethPair, serve: &Serve, features: u64) -> Rig {
     Rig::with(veth, serve, &DriverConfig::with(features))
 }
 
-fn is_packed(ring: u64) -> usize {
-    usize::from(ring & F_RING_PACKED != 0)
-}
-
-/// With the two bytes that the request does not have.
-fn header(request: [u8; 10]) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
-    header[..10].copy_from_slice(&request);
-    header
-}
-
-/// What must arrive, checksums completed.
-fn segments(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
-    let request = Request::from_header(request).expect("a good request");
-    let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
-    let gso = request.gso.expect("asked for");
-    let plan = Plan::new(headers, bytes.len() as u32, gso).expect("a good GSO packet");
-    let cut = |index| {
-        let payload = plan.payload(index);
-        let mut segment = vec![0; plan.header_len()];
-        plan.write_header(index, &mut segment);
-        segment.extend(&bytes[payload.start as usize..payload.end as usize]);
-        completed(segment, plan.checksum_at())
-    };
-    (0..plan.segments()).map(cut).collect()
-}
-
 fn completed(mut frame: Vec<u8>, at: ChecksumAt) -> Vec<u8> {
     checksum::complete(&mut frame, at).expect("inside");
     frame
@@ -120,7 +94,7 @@ fn assert_segments_arrive(rig: &Rig, bytes: &[u8], request: [u8; 10]) {
         .expect("good")
         .csum
         .expect("asked for");
-    for (index, wanted) in segments(bytes, &request).iter().enumerate() {
+    for (index, wanted) in cut(bytes, &request).iter().enumerate() {
         let got = next_on_the_wire(rig, at);
         if &got != wanted {
             eprintln!("segment {index} of {} bytes, {request:02x?}", bytes.len());
@@ -159,9 +133,7 @@ fn gso_packets_arrive_as_their_segments(
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
     #[values(false, true)] by_reference: bool,
 ) {
-    if soak::leaves_out_half(&[placement as usize, mode as usize, is_packed(ring)]) {
-        return;
-    }
+    half!(placement, mode, ring);
     require!(Root);
     let make: MakeRig = if by_reference { rig_by_reference } else { rig_of };
     let mut rig = make(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
@@ -252,7 +224,7 @@ fn gso_packets_leave_unsegmented_and_in_order_where_the_kernel_copies(
                 frame::assert_same(&got, &completed(bytes.to_vec(), at));
             }
             packets += 2;
-            frames += 2 + 2 * segments(&many.bytes(), &request).len() as u64;
+            frames += 2 + 2 * cut(&many.bytes(), &request).len() as u64;
         }
     }
     rig.pair().await_sent();
@@ -285,9 +257,7 @@ fn checksums_are_completed(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
-    if soak::leaves_out_half(&[placement as usize, mode as usize, is_packed(ring)]) {
-        return;
-    }
+    half!(placement, mode, ring);
     require!(Root);
     let mut rig = rig(placement, mode, ring);
     let mut sent = 0;
@@ -335,7 +305,7 @@ fn daemon_sums_where_nobody_else_is_known_to(
         let (bytes, asked) = (many.bytes(), many.request(1000));
         rig.pair()
             .send_asking(&[(header(asked), &bytes)], Layout::Pieces(2000));
-        for wanted in segments(&bytes, &asked) {
+        for wanted in cut(&bytes, &asked) {
             let (got, status) = rig.wire.receive_with_status(wait::SOON).expect("it arrives");
             assert_eq!(status & NOT_READY, 0);
             frame::assert_same(&got, &wanted);
@@ -410,9 +380,7 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values("on", "off")] tx: &str,
 ) {
-    if soak::leaves_out_half(&[placement as usize, mode as usize, usize::from(tx == "on")]) {
-        return;
-    }
+    half!(placement, mode, tx == "on");
     require!(Root);
     let veth = VethPair::new();
     // Off: the interface cannot do checksums, so the kernel sums before it sends.

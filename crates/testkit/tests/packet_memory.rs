@@ -64,10 +64,7 @@ fn sixteen_queues_have_eight_mib() {
     require!(Root);
     const PAIRS: usize = 16;
     let veth = VethPair::with(PAIRS as u32, 1500);
-    let config = DriverConfig {
-        pairs: PAIRS,
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_pairs(PAIRS);
     let mut rig = Rig::with(veth, &serve().with("--queues", PAIRS.to_string()), &config);
     for pair in 0..PAIRS {
         let sent = frame::plain(1514, pair as u8);

@@ -189,10 +189,7 @@ fn frames_of_all_queues_reach_the_guest_whatever_its_driver_does_with_its_pairs(
 
 /// Frames of all flows arrive, in the pairs that are on, and each of these sends.
 fn assert_all_arrive(placement: Placement, what: Use) {
-    let config = DriverConfig {
-        pairs: PAIRS,
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_pairs(PAIRS);
     let veth = VethPair::with(PAIRS as u32, 1500);
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)

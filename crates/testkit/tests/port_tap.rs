@@ -7,11 +7,9 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
 use testkit::daemon::{Mode, run_to_end};
-use testkit::driver::{
-    F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, HEADER, connect,
-};
+use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, connect};
 use testkit::frame;
-use testkit::gso_packet::{GsoPacket, Ip, fold};
+use testkit::gso_packet::{GsoPacket, Ip, fold, header};
 use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait};
 
 fn serve() -> Serve {
@@ -32,12 +30,6 @@ fn rig_with(serve: &Serve, features: u64, buffers: usize, lengths: &[u32]) -> Ri
 /// The devices by which guests reach the wire.
 fn taps(netns: &NetNs) -> String {
     netns.output_of("ip", &["-o", "link", "show", "type", "tun"])
-}
-
-fn ask(request: &[u8; 10]) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
-    header[..10].copy_from_slice(request);
-    header
 }
 
 /// A packet of a guest's, with its request.
@@ -98,7 +90,7 @@ fn gso_packets_pass_whole_both_ways(
         // The second one is expected, and needs no other buffers than what it is read into.
         for piece in [9000, 4000] {
             rig.pair()
-                .send_asking(&[(ask(&request), frame)], Layout::Pieces(piece));
+                .send_asking(&[(header(request), frame)], Layout::Pieces(piece));
             let mut bytes = vec![0; 70_000];
             let got = wait::until_some(wait::SOON, || {
                 let (len, _) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
@@ -185,12 +177,7 @@ fn host_has_the_frames_while_there_is_no_guest() {
     require!(Root);
     let rig = rig(&serve(), 0);
     let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
-    let Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    } = rig;
+    let (driver, daemon, wire, veth) = rig.into_parts();
     drop(driver);
     daemon.await_port(0, "no guest", |port| port["connected"] == false);
     let passed = wait::until(wait::SOON, || {
@@ -215,10 +202,7 @@ fn host_has_the_frames_while_there_is_no_guest() {
 fn all_pairs_of_a_guest_send_and_receive(#[values(true, false)] sets_up_both: bool) {
     require!(Root);
     let serve = serve().with("--queues", "2");
-    let config = DriverConfig {
-        pairs: if sets_up_both { 2 } else { 1 },
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_pairs(if sets_up_both { 2 } else { 1 });
     let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &config);
     for pair in &mut rig.driver.pairs {
         pair.post(64, &[1536]);

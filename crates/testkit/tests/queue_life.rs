@@ -30,10 +30,7 @@ fn socket(daemon: &mut Daemon) -> String {
 
 fn serve(leased: bool, placement: Placement) -> Serve {
     let serve = Serve::interface(VethPair::NIC).placement(placement);
-    match leased {
-        true => serve.leased(),
-        false => serve,
-    }
+    serve.leased_if(leased)
 }
 
 /// A frame from the wire reaches the host's stack, and no guest.
@@ -55,12 +52,7 @@ struct Host {
 impl Host {
     /// The guest goes, and its VMM with it.
     fn without_guest(rig: Rig) -> Self {
-        let Rig {
-            driver,
-            daemon,
-            wire,
-            veth,
-        } = rig;
+        let (driver, daemon, wire, veth) = rig.into_parts();
         drop(driver);
         daemon.await_port(0, "no VMM", |port| port["connected"] == false);
         Self { daemon, wire, veth }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use testkit::guest::{Guest, Images};
-use testkit::libvirt::Libvirt;
+use testkit::libvirt::{self, Libvirt};
 use testkit::process::Running;
 use testkit::systemd::Systemd;
 use testkit::world::{GUEST, HOST, give_address};
@@ -127,21 +127,6 @@ impl Host {
         pinged.unwrap_or_else(|said| panic!("no ping: {said}\n{}", self.status()));
     }
 
-    /// What a guest is made of, where QEMU as any user finds it: the tree may lie where that may not look.
-    fn images(&self) -> Images {
-        let images = Images::get();
-        let copy = |path: &Path, name: &str| {
-            let place = self.guest.state().join(name);
-            fs::copy(path, &place).expect("a directory of our own");
-            place
-        };
-        Images {
-            kernel: copy(&images.kernel, "kernel"),
-            initramfs: copy(&images.initramfs, "initramfs"),
-            ..images
-        }
-    }
-
     fn status(&self) -> String {
         self.systemd.run(&["bash", "-euc", &command(README, STATUS)])
     }
@@ -162,54 +147,21 @@ fn guest_under_libvirt_as_debian_runs_it_is_served() {
     let path = state.to_str().expect("ASCII");
     let libvirt = Libvirt::start_unprivileged_in(&host.systemd, state);
     let file = state.join("domain.xml");
-    fs::write(&file, domain(host.images(), path)).expect("a directory of our own");
+    fs::write(&file, domain(&libvirt::images(state), state)).expect("a directory of our own");
     // QEMU writes its consoles there.
     host.systemd.run(&["chown", "-R", "libvirt-qemu", path]);
     let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
-    let _ = libvirt.virsh(&["start", "readme"]);
+    let _ = libvirt.virsh(&["start", libvirt::NAME]);
     host.pings();
 }
 
 /// A domain with the elements of docs/vmm.md.
-fn domain(images: Images, state: &str) -> String {
-    let Images {
-        kernel,
-        initramfs,
-        cmdline,
-    } = images;
+fn domain(images: &Images, state: &Path) -> String {
     let elements = block(VMMS, "<memoryBacking>");
     let (memory, interface) = elements.split_once("…\n").expect("it leaves something out");
     // Without KVM, as docs/vmm.md has it.
     let interface = interface.replace("</interface>", "<alias name='ua-net'/></interface>");
-    format!(
-        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <name>readme</name>
-  <memory unit='MiB'>256</memory>
-  {memory}
-  <vcpu>1</vcpu>
-  <cpu mode='maximum'/>
-  <os>
-    <type arch='x86_64' machine='q35'>hvm</type>
-    <kernel>{}</kernel>
-    <initrd>{}</initrd>
-    <cmdline>{cmdline} guest.ip={GUEST}</cmdline>
-  </os>
-  <devices>
-    {interface}
-    <serial type='file'><source path='{state}/console.log'/><target port='0'/></serial>
-    <serial type='pipe'><source path='{state}/shell'/><target port='1'/></serial>
-    <controller type='usb' model='none'/>
-    <memballoon model='none'/>
-  </devices>
-  <qemu:override>
-    <qemu:device alias='ua-net'>
-      <qemu:frontend><qemu:property name='vectors' type='unsigned' value='0'/></qemu:frontend>
-    </qemu:device>
-  </qemu:override>
-</domain>",
-        kernel.display(),
-        initramfs.display()
-    )
+    libvirt::domain(images, state, memory, &interface)
 }
 
 #[test]
@@ -231,7 +183,7 @@ fn guest_of_the_network_of_the_file_is_served_under_qemu() {
         kernel,
         initramfs,
         cmdline,
-    } = host.images();
+    } = libvirt::images(host.guest.state());
     let state = host.guest.state().display();
     let further = format!(
         "-accel tcg -cpu max -nodefaults -no-user-config -display none -kernel {} -initrd {} \

@@ -25,7 +25,7 @@ fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
         .with("--mac", MAC)
         .with("--vlan", "100-101,0")
         .with("--memory", memory);
-    serve = if leased { serve.leased() } else { serve.by_root() };
+    serve = serve.leased_if(leased);
     let veth = VethPair::new();
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
     let mut rig = Rig::with(veth, &serve, &DriverConfig::default());

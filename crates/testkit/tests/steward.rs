@@ -162,10 +162,7 @@ fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
 #[test]
 fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
     require!(Root);
-    let guest = DriverConfig {
-        pairs: 2,
-        ..DriverConfig::default()
-    };
+    let guest = DriverConfig::with_pairs(2);
     let serve = leased(Placement::Copy).with("--queues", "2");
     let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &guest);
     // The old guest goes, and the new one is not served before the steward is back.
@@ -226,10 +223,7 @@ fn memory_that_is_plugged_in_while_the_steward_is_away_ends_nothing(
 #[test]
 fn memory_that_is_registered_while_the_steward_is_away_is_used_when_it_is_back() {
     require!(Root);
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 64 << 20), (GuestAddr(4 << 30), 256 << 20)],
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_memory(vec![(GuestAddr(0), 64 << 20), (GuestAddr(4 << 30), 256 << 20)]);
     for round in 0..4 {
         let mut rig = Rig::with(VethPair::new(), &leased(Placement::Direct), &config);
         std::thread::sleep(Duration::from_millis(15 * round));

@@ -12,24 +12,18 @@ use testkit::world::Setting;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, World, driver, message, require, soak, wait};
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
-use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
 
 /// How long a second VMM waits for the first to go, and more.
 const REFUSAL: Duration = Duration::from_secs(40);
 
-fn config() -> DriverConfig {
-    DriverConfig {
-        regions: vec![(GuestAddr(0), 4 << 20)],
-        queue_size: 64,
-        ..DriverConfig::default()
-    }
-}
-
 /// A VMM that learns what is offered and leaves, as QEMU does when its guest uses something else already.
 fn decline(daemon: &Daemon) {
-    let ram = GuestRam::new(&config().regions).expect("memory").into();
-    let greeted = Driver::greet(driver::connect(&daemon.socket()), &config(), ram).expect("greeted");
+    let ram = GuestRam::new(&DriverConfig::small().regions)
+        .expect("memory")
+        .into();
+    let greeted =
+        Driver::greet(driver::connect(&daemon.socket()), &DriverConfig::small(), ram).expect("greeted");
     assert!(greeted.features() & F_PROTOCOL_FEATURES != 0);
 }
 
@@ -57,7 +51,7 @@ fn vmm_that_leaves_for_what_is_offered_is_told_apart_and_said_once() {
     daemon.await_port(0, "declined", is_why);
     assert_eq!(lines(&daemon, "earlier daemon"), 1);
     // One that takes what there is shows that it is over.
-    let guest = Driver::connect(&daemon.socket(), &config()).expect("accepted");
+    let guest = Driver::connect(&daemon.socket(), &DriverConfig::small()).expect("accepted");
     drop(guest);
     daemon.await_port(0, "served", |port| port["impaired"].is_null());
 }
@@ -92,7 +86,7 @@ fn vmm_that_wants_more_queue_pairs_is_reported_once_with_the_remedy() {
     });
     assert_eq!(lines(&daemon, "queue pair(s)"), 1);
     assert_eq!(lines(&daemon, "connected"), before);
-    drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
+    drop(Driver::connect(&daemon.socket(), &DriverConfig::small()).expect("accepted"));
     daemon.await_port(0, "served", |port| port["impaired"].is_null());
 }
 
@@ -104,7 +98,7 @@ fn who_leaves_without_a_message_is_no_session() {
     for _ in 0..3 {
         drop(driver::connect(&daemon.socket()));
     }
-    drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
+    drop(Driver::connect(&daemon.socket(), &DriverConfig::small()).expect("accepted"));
     daemon.await_port(0, "gone", |port| {
         port["sessions"] == 1 && port["connected"] == false
     });
@@ -147,7 +141,7 @@ fn vmm_that_comes_and_goes_all_the_time_is_not_in_the_log_each_time() {
     // The last ones wait, as do all later ones in a soak.
     let visits = soak::count(280, 1000);
     for _ in 0..visits {
-        drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
+        drop(Driver::connect(&daemon.socket(), &DriverConfig::small()).expect("accepted"));
     }
     daemon.await_port(0, "counted", |port| {
         port["sessions"].as_u64() >= Some(visits as u64)
@@ -168,7 +162,7 @@ fn second_vmm_at_a_port_is_refused_and_both_are_named() {
     require!(Root);
     let netns = NetNs::new("near");
     let daemon = Daemon::start(&netns, &Serve::null());
-    let mut first = Driver::connect(&daemon.socket(), &config()).expect("accepted");
+    let mut first = Driver::connect(&daemon.socket(), &DriverConfig::small()).expect("accepted");
     // Whoever only looks whether somebody listens is no VMM.
     drop(driver::connect(&daemon.socket()));
     let second = driver::connect(&daemon.socket());
@@ -195,11 +189,11 @@ fn vmm_that_connects_before_the_first_is_gone_is_served_when_it_is() {
     let netns = NetNs::new("near");
     let daemon = Daemon::start(&netns, &Serve::null());
     for _ in 0..3 {
-        let first = Driver::connect(&daemon.socket(), &config()).expect("accepted");
+        let first = Driver::connect(&daemon.socket(), &DriverConfig::small()).expect("accepted");
         let second = driver::connect(&daemon.socket());
         std::thread::sleep(wait::QUIET);
         drop(first);
-        let mut second = Driver::start(second, &config()).expect("accepted");
+        let mut second = Driver::start(second, &DriverConfig::small()).expect("accepted");
         second.frontend().get_features().expect("it answers");
     }
     assert_eq!(lines(&daemon, "is refused"), 0);

@@ -127,6 +127,15 @@ impl Serve {
         self
     }
 
+    /// With queues of a steward, or started by root.
+    #[must_use]
+    pub fn leased_if(self, leased: bool) -> Self {
+        match leased {
+            true => self.leased(),
+            false => self.by_root(),
+        }
+    }
+
     /// With a cable between two ports, without privileges.
     #[must_use]
     pub fn cable(name: &str) -> Self {

@@ -59,6 +59,22 @@ impl Daemon {
         );
     }
 
+    /// What `status` tells of the only network.
+    #[must_use]
+    pub fn network(&self) -> Value {
+        self.status()["networks"][0].clone()
+    }
+
+    /// Waits until `condition` holds for what `status` tells of the only network.
+    ///
+    /// # Panics
+    /// If it never does.
+    #[track_caller]
+    pub fn await_network(&self, what: &str, condition: impl Fn(&Value) -> bool) {
+        let became = wait::until(wait::SOON, || condition(&self.network()));
+        assert!(became, "{what}: {:#}", self.network());
+    }
+
     /// A guest of a port, at that socket, with so many usual buffers; returns when it is served.
     ///
     /// # Panics

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use testkit::api::{Answer, Api};
 use testkit::daemon::DIR;
 use testkit::lan::{self, mac};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, require, wait};
+use testkit::{Daemon, Driver, Layout, NetNs, Serve, frame, require, wait};
 
 use super::document::Document;
 
@@ -97,16 +97,7 @@ impl Scene {
     }
 
     pub(super) fn guest(&self, guest: u8) -> Driver {
-        let path = self.daemon.path(&format!("vm{guest}.sock"));
-        let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-        driver.pairs[0].post(64, &[2048]);
-        let name = format!("vm{guest}");
-        self.daemon.await_that(|| {
-            self.daemon
-                .port_named(&name)
-                .is_some_and(|port| port["lanes"][0]["running"] == true)
-        });
-        driver
+        lan::guest(&self.daemon, guest.into())
     }
 
     fn events(&self) -> Vec<(String, String)> {

@@ -92,10 +92,10 @@ fn sparse_files_of_128_tib_on_all_ports_leave_room_for_a_neighbour(
         // All of it would be made and pinned.
         _ => 128 * MIB,
     };
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 2 * GIB.min(rest)), (GuestAddr(4 * GIB), rest)],
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_memory(vec![
+        (GuestAddr(0), 2 * GIB.min(rest)),
+        (GuestAddr(4 * GIB), rest),
+    ]);
     let let_go = RwLock::new(());
     let neighbour = std::thread::scope(|scope| {
         let (holds, all_hold) = mpsc::channel();

@@ -1,37 +1,11 @@
 //! GSO packets between the host and guests pass whole.
 
-use std::time::Duration;
-
 use rstest::rstest;
-use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
-use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::driver::{F_GUEST_ALL, F_HOST_ALL};
+use testkit::gso_packet::{GsoPacket, Ip, header, heard};
 use testkit::{Layout, PacketPort, Serve, VethPair, kernel, require, wait};
 
 use super::{HOST, Lan, file, mac};
-
-/// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
-fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], tag: &[u8]) -> (Vec<u8>, [u8; 10]) {
-    let bytes = packet.bytes();
-    let mut request = packet.request(1000);
-    for at in [2, 6] {
-        request[at] += tag.len() as u8;
-    }
-    ([&to[..], &from[..], tag, &bytes[12..]].concat(), request)
-}
-
-/// The next frame that an interface gets with a port's address as source, behind the first ten bytes of its header.
-#[track_caller]
-fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, [u8; 10]) {
-    let mut bytes = vec![0; 70_000];
-    let frame = wait::until_some(wait::SOON, || {
-        let (len, tag) = ear.read_into(&mut bytes, Duration::from_millis(100)).ok()?;
-        let (header, frame) = bytes[..len].split_at(10);
-        let mut frame = frame.to_vec();
-        frame.splice(12..12, tag.into_iter().flatten());
-        (frame[6..12] == from).then(|| (frame, header.try_into().expect("ten bytes")))
-    });
-    frame.expect("it comes")
-}
 
 #[rstest]
 fn gso_packets_pass_whole_both_ways(
@@ -53,17 +27,15 @@ fn gso_packets_pass_whole_both_ways(
     for packet in kinds.into_iter().chain(udp) {
         // In so many pieces that they are not written from where they lie, too.
         for (guest, piece) in [(0, 9000), (1, 9000), (0, 1000), (1, 1000)] {
-            let (frame, request) = gso(&packet, HOST, mac(guest), tag);
-            let mut header = [0; HEADER];
-            header[..10].copy_from_slice(&request);
-            lan.guests[guest].pairs[0].send_asking(&[(header, &frame)], Layout::Pieces(piece));
+            let (frame, request) = packet.between(HOST, mac(guest), tag, 1000);
+            lan.guests[guest].pairs[0].send_asking(&[(header(request), &frame)], Layout::Pieces(piece));
             let (got, asked) = heard(&ear, mac(guest));
             assert_eq!(got.len(), frame.len(), "guest {guest}: whole");
             assert_eq!(got, frame);
             // Kind, and bytes of a segment.
             assert_eq!((asked[1], &asked[4..6]), (request[1], &request[4..6]));
 
-            let (frame, request) = gso(&packet, mac(guest), HOST, tag);
+            let (frame, request) = packet.between(mac(guest), HOST, tag, 1000);
             mouth.send(&[&request[..], &frame].concat());
             let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
             assert_eq!(got.frame.len(), frame.len(), "guest {guest}: whole");

@@ -5,33 +5,10 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::driver;
-use testkit::lan::{Lan, STRANGER, assert_reaches, frame, mac, port, telling};
+use testkit::lan::{Lan, STRANGER, assert_reaches, frame, guest, mac, none_is_lost, port};
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, require, wait};
 
 use super::{OWN, Queue0, lan, network, own, uplink};
-
-/// Whether a network's guest 1 and 2 lose no frame meanwhile.
-fn none_is_lost(guests: &mut [Driver; 2], during: impl FnOnce() + Send) {
-    wait::rounds_during(during, |number| {
-        let sent = telling(mac(2), mac(1), 0, number);
-        guests[0].pairs[0].reap_sent();
-        guests[0].pairs[0].send(&sent, Layout::Whole);
-        let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
-        assert_eq!(got.frame, sent);
-    });
-}
-
-fn connect(daemon: &Daemon, number: usize) -> Driver {
-    let path = daemon.path(&format!("vm{number}.sock"));
-    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-    driver.pairs[0].post(32, &[2048]);
-    let runs = || {
-        let port = daemon.port_named(&format!("vm{number}"));
-        port.is_some_and(|port| port["lanes"][0]["running"] == true)
-    };
-    daemon.await_that(runs);
-    driver
-}
 
 #[rstest]
 fn it_comes_and_goes_and_the_others_lose_no_frame(
@@ -41,26 +18,23 @@ fn it_comes_and_goes_and_the_others_lose_no_frame(
     require!(Root);
     let veth = uplink();
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-    let serve = match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    };
+    let serve = Serve::file().leased_if(leased);
     let stays = [network(Queue0::Networks, 1), port(1, ""), port(2, "")].concat();
     let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &stays);
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let mut guests = [1, 2].map(|number| connect(&daemon, number));
+    let mut guests = [1, 2].map(|number| guest(&daemon, number));
     for _ in 0..3 {
-        none_is_lost(&mut guests, || {
+        none_is_lost(&mut guests, [1, 2], || {
             let with = [&*stays, &port(OWN, &own(Queue0::Networks, memory, ""))].concat();
             let told = daemon.reload_with(&with);
             assert!(told.contains("port vm0 began"), "{told}");
-            let mut guest = connect(&daemon, OWN);
-            assert_reaches(&mut guest, OWN, &wire);
+            let mut guest_of_own = guest(&daemon, OWN);
+            assert_reaches(&mut guest_of_own, OWN, &wire);
             // Without its queue, and its guest comes again.
             let told = daemon.reload_with(&[&*stays, &port(OWN, "")].concat());
             assert!(told.contains("port vm0 has changed"), "{told}");
-            drop(guest);
-            assert_reaches(&mut connect(&daemon, OWN), OWN, &wire);
+            drop(guest_of_own);
+            assert_reaches(&mut guest(&daemon, OWN), OWN, &wire);
             daemon.reload_with(&stays);
         });
     }

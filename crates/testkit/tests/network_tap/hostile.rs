@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use rstest::rstest;
 use serde_json::Value;
-use testkit::any_frame::{any_frame, any_header, nearly_right};
+use testkit::any_frame::{any_request, nearly_right};
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL};
 use testkit::foreign::{Side, detach_all};
-use testkit::gso_packet::{GsoPacket, Ip, NEEDS_CSUM};
+use testkit::gso_packet::{GsoPacket, Ip, NEEDS_CSUM, header, heard};
 use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, once, tagged};
 use testkit::noise::Noise;
 use testkit::pair::Received;
 use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait};
 
-use super::{ask, assert_passes, await_network, await_passes, gso, heard, lan, network, taps};
+use super::{assert_passes, await_passes, lan, taps};
 
 /// A counter of the way to the wire.
 fn counter(lan: &Lan, name: &str) -> u64 {
-    let network = network(lan);
+    let network = lan.daemon.network();
     let queues = network["queues"].as_array().into_iter().flatten();
     let counters = queues.filter_map(|queue| queue["counters"].as_array());
     let counters = counters.flatten().filter(|counter| counter["name"] == name);
@@ -57,7 +57,7 @@ fn what_somebody_takes_away_comes_back() {
         await_passes(&mut lan);
     }
     assert_eq!(self::tap(&lan), tap, "the same device");
-    assert!(network(&lan)["impaired"].is_null());
+    assert!(lan.daemon.network()["impaired"].is_null());
 }
 
 #[rstest]
@@ -67,14 +67,7 @@ fn kernel_refuses_no_frame_whatever_a_guest_asks_for() {
     let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
     let mut noise = Noise::new(0x9e37_79b9_7f4a_7c15);
     for number in 0..soak::count(FRAMES, 100 * FRAMES) {
-        let (mut frame, header) = match noise.index(2) {
-            0 => nearly_right(&mut noise),
-            _ => {
-                let frame = any_frame(&mut noise);
-                let header = any_header(&mut noise, &frame);
-                (frame, header)
-            }
-        };
+        let (mut frame, header) = any_request(&mut noise);
         if let Some(addresses) = frame.get_mut(..12) {
             addresses.copy_from_slice(&[STRANGER, mac(0)].concat());
         }
@@ -104,8 +97,8 @@ fn udp_packet_of_many_segments_leaves_in_segments(#[values(129, 300)] segments: 
     require!(Root);
     let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
     let packet = GsoPacket::udp(Ip::V4(0), segments * 100);
-    let (sent, request) = gso(&packet, STRANGER, mac(0), 100);
-    lan.guests[0].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
+    let (sent, request) = packet.between(STRANGER, mac(0), &[], 100);
+    lan.guests[0].pairs[0].send_asking(&[(header(request), &sent)], Layout::Whole);
     let headers = packet.header_len();
     for number in 0..segments {
         let ours = |got: &Vec<u8>| got[6..12] == mac(0);
@@ -134,8 +127,8 @@ fn untagged_frames_and_segments_are_as_long_as_tagged_ones(#[values(1, 2)] worke
             let mut got = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
             assert!(got.any(|got| got == sent), "{len} bytes");
 
-            let (sent, request) = gso(&packet, STRANGER, mac(guest), (len - headers) as u16);
-            lan.guests[guest].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
+            let (sent, request) = packet.between(STRANGER, mac(guest), &[], (len - headers) as u16);
+            lan.guests[guest].pairs[0].send_asking(&[(header(request), &sent)], Layout::Whole);
             let mut payload: Vec<u8> = Vec::new();
             while payload.len() < 9_000 {
                 let got = lan.wire.receive(wait::SOON);
@@ -148,8 +141,8 @@ fn untagged_frames_and_segments_are_as_long_as_tagged_ones(#[values(1, 2)] worke
         }
         let name = format!("vm{guest}");
         lan.send(guest, &frame(STRANGER, mac(guest), 1519, 0));
-        let (sent, request) = gso(&packet, STRANGER, mac(guest), (1519 - headers) as u16);
-        lan.guests[guest].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
+        let (sent, request) = packet.between(STRANGER, mac(guest), &[], (1519 - headers) as u16);
+        lan.guests[guest].pairs[0].send_asking(&[(header(request), &sent)], Layout::Whole);
         assert_passes(&mut lan, guest as u8);
         assert_eq!(lan.daemon.counter_of(&name, "from_guest_too_long"), 1);
         let counted = wait::until(wait::SOON, || {
@@ -194,18 +187,17 @@ fn host_that_switches_offloads_loses_nothing() {
             number += 1;
             packet.flow = 4000 + number;
             let headers = packet.header_len();
-            let (mut sent, request) = gso(&packet, STRANGER, mac(0), 1000);
+            let (mut sent, request) = packet.between(STRANGER, mac(0), &[], 1000);
             sent[14..16].copy_from_slice(&[0, 5]);
-            lan.guests[0].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
+            lan.guests[0].pairs[0].send_asking(&[(header(request), &sent)], Layout::Whole);
             let mut payload: Vec<u8> = Vec::new();
             while payload.len() < 20_000 {
-                // Without its tag, which is told beside it.
                 let (got, _) = heard(&ear, mac(0));
-                payload.extend(&got[headers - 4..]);
+                payload.extend(&got[headers..]);
             }
             assert!(payload == sent[headers..], "{interface} {feature} {state}");
 
-            let (mut sent, request) = gso(&packet, mac(0), STRANGER, 1000);
+            let (mut sent, request) = packet.between(mac(0), STRANGER, &[], 1000);
             sent[14..16].copy_from_slice(&[0, 5]);
             mouth.send(&[&request[..], &sent].concat());
             let mut payload: Vec<u8> = Vec::new();
@@ -282,8 +274,8 @@ fn bridge_as_uplink_carries_packets_whole_and_the_host_stays_out_of_reach() {
     };
     assert_reaches(&mut lan.guests[0], 0, &lan.wire);
     let packet = GsoPacket::tcp(Ip::V4(0), 30_000);
-    let (sent, request) = gso(&packet, STRANGER, mac(0), 1000);
-    lan.guests[0].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
+    let (sent, request) = packet.between(STRANGER, mac(0), &[], 1000);
+    lan.guests[0].pairs[0].send_asking(&[(header(request), &sent)], Layout::Whole);
     let mut payload: Vec<u8> = Vec::new();
     while payload.len() < 30_000 {
         let got = lan.wire.receive(wait::SOON).expect("it comes");
@@ -293,7 +285,7 @@ fn bridge_as_uplink_carries_packets_whole_and_the_host_stays_out_of_reach() {
     }
     assert!(payload == sent[packet.header_len()..]);
     let mouth = PacketPort::open_gso_sender(&lan.veth);
-    let (sent, request) = gso(&packet, mac(0), STRANGER, 1000);
+    let (sent, request) = packet.between(mac(0), STRANGER, &[], 1000);
     mouth.send(&[&request[..], &sent].concat());
     assert!(
         lan.guests[0].pairs[0]
@@ -348,14 +340,16 @@ fn uplink_is_followed_under_another_name_and_comes_back_from_another_namespace()
     lan.veth.near.ip(&["link", "set", VethPair::NIC, "name", "nic9"]);
     assert_passes(&mut lan, 1);
     lan.veth.near.ip(&["link", "set", "nic9", "mtu", "1400"]);
-    await_network(&lan, "the MTU", |network| network["mtu"] == 1400);
+    lan.daemon
+        .await_network("the MTU", |network| network["mtu"] == 1400);
     lan.veth.near.ip(&["link", "set", "nic9", "name", VethPair::NIC]);
     assert_passes(&mut lan, 2);
     let other = NetNs::new("other");
     lan.veth
         .near
         .ip(&["link", "set", VethPair::NIC, "netns", other.name()]);
-    await_network(&lan, "gone", |network| network["impaired"].is_string());
+    lan.daemon
+        .await_network("gone", |network| network["impaired"].is_string());
     let left = || taps(&lan.veth.near);
     assert!(wait::until(wait::SOON, || !left().contains("vaxu")), "{}", left());
     other.ip(&["link", "set", VethPair::NIC, "netns", lan.veth.near.name()]);

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use testkit::bench::start_bench;
 use testkit::daemon::Placement;
+use testkit::holdings::cpu_time;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Pair, Running, Serve, VethPair, Wire, wait};
 
 use crate::busy_poll::frames_polled_for;
@@ -199,7 +200,7 @@ impl Scene {
         let counts = || {
             [
                 count(),
-                process_ns(pid),
+                cpu_time(pid).as_nanos() as u64,
                 busy_ticks(self.cpu),
                 frames_polled_for(near),
                 interrupts(near),
@@ -244,16 +245,6 @@ fn number(text: &str) -> u64 {
     text.trim()
         .parse()
         .unwrap_or_else(|error| panic!("{text:?}: {error}"))
-}
-
-/// CPU time of all threads of a process.
-fn process_ns(pid: u32) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
-    let of_task = |task: std::io::Result<fs::DirEntry>| {
-        let text = fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse::<u64>().ok()
-    };
-    tasks.filter_map(of_task).sum()
 }
 
 /// Hundredths of a second in which a CPU was not idle (proc_stat(5)).

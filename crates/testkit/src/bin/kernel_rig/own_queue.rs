@@ -123,10 +123,7 @@ pub(crate) fn run(wire: &Wire, own: OwnQueue) -> Seen {
     let veth = wire.lay_with_a_queue_to_spare();
     // Interpreted, and beside other work, it takes many seconds to load and attach a program.
     let serve = Serve::file().with("--steward-timeout", "60").leased();
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), RAM)],
-        ..DriverConfig::default()
-    };
+    let config = DriverConfig::with_memory(vec![(GuestAddr(0), RAM)]);
     let setting = Setting {
         placement: own.placement,
         ..Setting::DEFAULT

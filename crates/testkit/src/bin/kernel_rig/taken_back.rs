@@ -38,12 +38,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
     rig.await_to_guest();
     let seen = Seen::of(&rig.daemon);
     assert_eq!(seen.mode, setting.expected(wire.driver()), "{}", seen.note);
-    let Rig {
-        driver,
-        daemon,
-        wire,
-        veth,
-    } = rig;
+    let (driver, daemon, wire, veth) = rig.into_parts();
     veth.far
         .ip(&["link", "set", VethPair::WIRE, "mtu", kit::LONG_MTU]);
     let disturber = PacketPort::open(&veth.far, VethPair::WIRE);

@@ -118,12 +118,7 @@ impl<'a> Scene<'a> {
         let guest = guest(driver::connect(&daemon.socket()), buffer);
         let mut rig = Rig::of(veth, daemon, guest);
         rig.await_to_guest();
-        let Rig {
-            driver,
-            daemon,
-            wire: port,
-            veth,
-        } = rig;
+        let (driver, daemon, port, veth) = rig.into_parts();
         Self {
             traffic: Traffic::start(driver, port, PACE),
             daemon,
