@@ -344,11 +344,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// The longest frame without a tag that the queue itself can send.
+    /// The longest frame with a tag, or without one, that the queue itself can send.
     #[inline]
-    pub(crate) fn longest(&self) -> u32 {
-        let untagged = self.queue.frame_limit.saturating_sub(ethernet::TAG_BYTES as u32);
-        untagged.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32)
+    pub(crate) fn longest(&self, is_tagged: bool) -> u32 {
+        let room = if is_tagged { 0 } else { ethernet::TAG_BYTES as u32 };
+        let longest = self.queue.frame_limit.saturating_sub(room);
+        longest.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32)
     }
 
     /// Whether a frame of this length can only be sent through the tap, if there is one.

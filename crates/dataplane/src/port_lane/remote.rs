@@ -211,7 +211,10 @@ impl<O: OwnQueue> PortLane<O> {
             if sink.unsendable(frames.counters).is_some() {
                 return;
             }
-            let longest = sink.longest().min(LONGEST).saturating_sub(outer.len() as u32);
+            let longest = sink
+                .longest(outer.is_tagged())
+                .min(LONGEST)
+                .saturating_sub(outer.len() as u32);
             let of_run = frames.classified[*done..][..run].iter();
             let of_run = of_run.zip(&frames.chains.chains[*done..]);
             let segments = sink.segments_for_tunnels();

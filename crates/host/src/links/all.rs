@@ -29,6 +29,8 @@ pub(super) struct Seen {
     pub(super) master: Option<u32>,
     /// It receives the frames of this VLAN from the interface below, without the tag.
     pub(super) vlan: Option<u16>,
+    /// Frames that it sends may have a priority in their tag.
+    pub(super) sets_priority: bool,
     /// It is a bridge with VLAN filtering.
     pub(super) filters_vlans: bool,
     /// It is a bridge with the spanning tree protocol.
@@ -38,7 +40,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    fn of(attributes: &IterableLinkAttrs<'_>) -> Self {
+    pub(super) fn of(attributes: &IterableLinkAttrs<'_>) -> Self {
         let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
         let info = attributes.get_linkinfo();
         let is_below_elsewhere = attributes.get_link_netnsid().is_ok();
@@ -73,6 +75,7 @@ impl Seen {
                     .is_ok_and(|tag| [tag, tag.swap_bytes()].contains(&CUSTOMER_TAG)) =>
             {
                 seen.vlan = vlan.get_id().ok();
+                seen.sets_priority = vlan.get_egress_qos().is_ok();
             }
             _ => {}
         }

@@ -3,6 +3,7 @@
 //! All of it is read through sockets that another process opened, perhaps in another network namespace. The kernel
 //! checks the capabilities of a sender, too, so a process without them can only read.
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::io;
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{RecvFlags, SendFlags, bind, recv, send};
 
+use super::all::Seen;
 use super::bridge::FdbDump;
 use super::tunnel::Vxlan;
 
@@ -69,7 +71,7 @@ pub enum VxlanEntry {
 }
 
 /// The next hop of a VTEP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NextHop {
     /// Index of the interface.
     pub index: u32,
@@ -177,6 +179,23 @@ impl Tables {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// The VLAN devices (802.1Q) on an interface, by index, with VLAN and MAC address; without those that may set a priority.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn vlans_on(&mut self, interface: u32) -> io::Result<HashMap<u32, (u16, [u8; 6])>> {
+        let request = rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default());
+        let mut found = HashMap::new();
+        self.ask(&request, |(header, attributes)| {
+            let seen = Seen::of(&attributes);
+            let is_on = seen.below == Some(interface) && !seen.sets_priority;
+            if let Some(vlan) = seen.vlan.filter(|&vlan| is_on && vlan != 0) {
+                found.insert(header.ifi_index.cast_unsigned(), (vlan, seen.mac));
+            }
+        })?;
+        Ok(found)
     }
 
     /// Reads a vxlan device.

@@ -1,4 +1,4 @@
-//! The headers in front of a frame that is sent by VXLAN: Ethernet, IPv4 or IPv6, UDP, VXLAN.
+//! The headers in front of a frame that is sent by VXLAN: Ethernet, with or without a VLAN tag, IPv4 or IPv6, UDP, VXLAN.
 //!
 //! They are as Linux writes them by default (`vxlan_xmit_one`, drivers/net/vxlan), except for two fields. The UDP source
 //! port, a hash of the inner flow by which the network spreads flows over its paths, is 49152 to 65535 (RFC 7348, section
@@ -8,19 +8,24 @@ use std::net::IpAddr;
 
 use super::{VXLAN_HAS_VNI, VXLAN_LEN};
 use crate::checksum::Sum;
-use crate::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Mac, Skip};
-use crate::ethertype::{IPV4, IPV6};
+use crate::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Mac, Skip, TAG_BYTES};
+use crate::ethertype::{IPV4, IPV6, VLAN};
 use crate::fields::{ipv4, ipv6, udp};
 use crate::{protocol, put16};
 
-/// Most bytes of these headers: those over IPv6.
-pub const OUTER_MAX: usize = HEADER_BYTES + ipv6::BYTES + udp::BYTES + VXLAN_LEN;
-/// Bytes over IPv4.
-const OUTER_V4: usize = HEADER_BYTES + ipv4::BYTES + udp::BYTES + VXLAN_LEN;
+/// Most bytes of these headers: those over IPv6, with a tag.
+pub const OUTER_MAX: usize = IP + ipv6::BYTES + udp::BYTES + VXLAN_LEN;
+/// The same over IPv4.
+const OUTER_V4: usize = IP + ipv4::BYTES + udp::BYTES + VXLAN_LEN;
 /// What the headers of a decapsulated frame may have been long.
-pub const OUTER_LENS: [u64; 2] = [OUTER_V4 as u64, OUTER_MAX as u64];
-/// Where the IP header begins.
-const IP: usize = HEADER_BYTES;
+pub const OUTER_LENS: [u64; 4] = [
+    (OUTER_V4 - TAG_BYTES) as u64,
+    OUTER_V4 as u64,
+    (OUTER_MAX - TAG_BYTES) as u64,
+    OUTER_MAX as u64,
+];
+/// Where the IP header begins, in the template. Headers without a tag begin behind the place of one.
+const IP: usize = HEADER_BYTES + TAG_BYTES;
 /// The first of the UDP source ports, of which there are a power of two (RFC 7348, section 5: dynamic ports).
 const FIRST_SOURCE_PORT: u16 = 49_152;
 /// The bits of a traffic class that are ECN (RFC 3168).
@@ -33,25 +38,33 @@ const ECT_0: u8 = 2;
 #[derive(Debug, Clone)]
 pub struct Outer {
     template: [u8; OUTER_MAX],
+    /// Where they begin.
+    start: usize,
     /// Sum of the IPv4 header in the template; `None`: it is IPv6.
     sum: Option<Sum>,
 }
 
 impl Outer {
-    /// The headers from the address `from` to the next hop `to`, for packets from `local` to the VTEP `remote`.
+    /// The headers from the address `from` to the next hop `to`, in a VLAN (0: without a tag), for packets from `local` to
+    /// the VTEP `remote`.
     ///
     /// `None`: the addresses are of different families, or the VNI has more than 24 bits.
     #[must_use]
     pub fn new(
-        (to, from): (Mac, Mac),
+        (to, from, vlan): (Mac, Mac, u16),
         (local, remote): (IpAddr, IpAddr),
         port: u16,
         vni: u32,
         ttl: u8,
     ) -> Option<Self> {
         let mut template = [0; OUTER_MAX];
-        template[..6].copy_from_slice(&to);
-        template[6..ADDRESS_BYTES].copy_from_slice(&from);
+        let start = if vlan == 0 { TAG_BYTES } else { 0 };
+        template[start..][..6].copy_from_slice(&to);
+        template[start + 6..][..6].copy_from_slice(&from);
+        if vlan != 0 {
+            put16(&mut template, ADDRESS_BYTES, VLAN);
+            put16(&mut template, ADDRESS_BYTES + 2, vlan);
+        }
         let ip = &mut template[IP..];
         let (ethertype, sum) = match (local, remote) {
             (IpAddr::V4(local), IpAddr::V4(remote)) => {
@@ -68,8 +81,8 @@ impl Outer {
             }
             _ => return None,
         };
-        put16(&mut template, ADDRESS_BYTES, ethertype);
-        let outer = Self { template, sum };
+        put16(&mut template, IP - 2, ethertype);
+        let outer = Self { template, start, sum };
         let (udp, vxlan) = (outer.udp(), outer.udp() + udp::BYTES);
         let [0, vni @ ..] = vni.to_be_bytes() else {
             return None;
@@ -78,7 +91,7 @@ impl Outer {
         put16(&mut template, udp + udp::DESTINATION, port);
         template[vxlan] = VXLAN_HAS_VNI;
         template[vxlan + 4..][..3].copy_from_slice(&vni);
-        Some(Self { template, sum })
+        Some(Self { template, ..outer })
     }
 
     /// Bytes of the headers.
@@ -86,6 +99,19 @@ impl Outer {
     #[inline]
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
+        self.end() - self.start
+    }
+
+    /// Whether they have a tag.
+    #[must_use]
+    #[inline]
+    pub fn is_tagged(&self) -> bool {
+        self.start == 0
+    }
+
+    /// Where they end.
+    #[inline]
+    fn end(&self) -> usize {
         match self.sum {
             Some(_) => OUTER_V4,
             None => OUTER_MAX,
@@ -95,7 +121,7 @@ impl Outer {
     /// Where the UDP header begins.
     #[inline]
     fn udp(&self) -> usize {
-        self.len() - VXLAN_LEN - udp::BYTES
+        self.end() - VXLAN_LEN - udp::BYTES
     }
 
     /// The headers for a frame. `inner`: its first bytes, of which the ECN bits are copied (RFC 6040, section 4.1);
@@ -106,14 +132,17 @@ impl Outer {
     pub fn headers(&self, inner: &[u8], len: u16, flow: u16, id: u16) -> Headers {
         let mut made = Headers {
             bytes: self.template,
-            len: self.len(),
+            // As it is; so the compiler knows that it is within.
+            start: self.start & TAG_BYTES,
+            end: self.end(),
         };
         let headers = &mut made.bytes;
         let ecn = ecn(inner);
-        let udp_len = len.saturating_add((udp::BYTES + VXLAN_LEN) as u16);
+        // Checked by the caller.
+        let udp_len = len.wrapping_add((udp::BYTES + VXLAN_LEN) as u16);
         match self.sum {
             Some(sum) => {
-                let len = udp_len.saturating_add(ipv4::BYTES as u16);
+                let len = udp_len.wrapping_add(ipv4::BYTES as u16);
                 headers[IP + ipv4::TOS] = ecn;
                 put16(headers, IP + ipv4::LEN, len);
                 put16(headers, IP + ipv4::ID, id);
@@ -136,13 +165,14 @@ impl Outer {
 #[derive(Debug, Clone, Copy)]
 pub struct Headers {
     bytes: [u8; OUTER_MAX],
-    len: usize,
+    start: usize,
+    end: usize,
 }
 
 impl AsRef<[u8]> for Headers {
     #[inline]
     fn as_ref(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        &self.bytes[self.start..self.end]
     }
 }
 

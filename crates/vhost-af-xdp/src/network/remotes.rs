@@ -53,13 +53,23 @@ pub(crate) struct RemoteCounts {
     pub(crate) left_out: AtomicUsize,
 }
 
+/// How packets leave by the underlay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Hop {
+    next: NextHop,
+    /// The VLAN that the interface of the route is for, on the underlay; 0: it is the underlay.
+    vlan: u16,
+    /// Address of that interface.
+    from: Mac,
+}
+
 /// A VTEP that has addresses.
 struct VtepState {
     ip: IpAddr,
     /// How many.
     addresses: usize,
-    /// `None`: there is no route to it by the underlay's interface.
-    hop: Option<NextHop>,
+    /// `None`: there is no route to it by the underlay.
+    hop: Option<Hop>,
     /// MAC address of its next hop, and its outer headers; `None`: the next hop is not resolved.
     known: Option<(Mac, Arc<Vtep>)>,
 }
@@ -71,6 +81,8 @@ pub(super) struct Follower {
     vxlan: Vxlan,
     /// Index and MAC address of the underlay's interface.
     underlay: (u32, Mac),
+    /// Interfaces by which packets leave there, by index, with VLAN and MAC address: itself, and VLAN devices on it.
+    interfaces: HashMap<u32, (u16, Mac)>,
     pub(super) remotes: Arc<Remotes>,
     /// The VTEPs by number, as workers use them.
     pub(super) published: Arc<Vteps>,
@@ -120,6 +132,7 @@ impl Follower {
             tables,
             changes: Arc::new(changes),
             underlay: (underlay.index, underlay.mac),
+            interfaces: HashMap::new(),
             remotes: Arc::new(Remotes::new(REMOTES_MAX)),
             published: Arc::default(),
             vtep_of: HashMap::new(),
@@ -151,12 +164,12 @@ impl Follower {
 
     /// Applies pending changes; returns whether [`Self::vteps`] is another one.
     pub(super) fn follow(&mut self) -> bool {
-        let (index, underlay) = (self.vxlan.tunnel.device, self.underlay.0);
+        let (index, interfaces) = (self.vxlan.tunnel.device, &self.interfaces);
         let (mut entries, mut hops) = (Vec::new(), HashSet::new());
         let (mut needs_read, mut needs_resolve) = (self.needs_read, self.needs_resolve);
         let mut note = |change| match change {
             Change::Entry(of, entry) if of == index => entries.push(entry),
-            Change::Neighbour(hop) if hop.index == underlay => drop(hops.insert(hop.ip)),
+            Change::Neighbour(hop) if interfaces.contains_key(&hop.index) => drop(hops.insert(hop)),
             Change::Entry(..) | Change::Neighbour(_) => {}
             Change::Routes => needs_resolve = true,
             Change::Lost => needs_read = true,
@@ -170,7 +183,7 @@ impl Follower {
         (self.needs_read, self.needs_resolve) = (needs_read, needs_resolve);
         entries.into_iter().for_each(|entry| self.apply(entry));
         if !hops.is_empty() {
-            self.resolve_hops(|_, hop| hops.contains(&hop.ip));
+            self.resolve_hops(|_, hop| hops.contains(&hop));
         }
         let now = Instant::now();
         self.confirm_stale(now);
@@ -363,8 +376,15 @@ impl Follower {
         Some(number)
     }
 
-    /// Reads all routes and next hops.
+    /// Reads all interfaces, routes and next hops.
     fn resolve_all(&mut self) {
+        let (index, mac) = self.underlay;
+        let vlans = self.tables.vlans_on(index);
+        self.interfaces = vlans.unwrap_or_else(|error| {
+            tracing::debug!("cannot read the VLANs of the underlay: {error}");
+            HashMap::new()
+        });
+        self.interfaces.insert(index, (0, mac));
         let numbers: Vec<_> = self.vteps.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.route(number));
         self.resolve_hops(|_, _| true);
@@ -376,14 +396,15 @@ impl Follower {
     }
 
     /// The next hop of a VTEP, if it is on the underlay.
-    fn next_hop(&mut self, vtep: IpAddr) -> Option<NextHop> {
-        let (index, _) = self.underlay;
+    fn next_hop(&mut self, vtep: IpAddr) -> Option<Hop> {
         let found = self.tables.next_hop(self.vxlan.tunnel.local, vtep);
         let found = found.unwrap_or_else(|error| {
             tracing::debug!("cannot read the route to {vtep}: {error}");
             None
         });
-        found.filter(|hop| hop.index == index)
+        let next = found?;
+        let &(vlan, from) = self.interfaces.get(&next.index)?;
+        Some(Hop { next, vlan, from })
     }
 
     /// Reads the route to a VTEP.
@@ -403,23 +424,23 @@ impl Follower {
 
     /// Reads the MAC addresses of next hops, each once, for these VTEPs behind them.
     fn resolve_hops(&mut self, is_wanted: impl Fn(VtepNumber, NextHop) -> bool) {
-        let (mut read, (_, from)) = (HashMap::new(), self.underlay);
+        let mut read = HashMap::new();
         let (Tunnel { local, port, vni, .. }, ttl) = (self.vxlan.tunnel, self.vxlan.ttl);
         for (&number, vtep) in &mut self.vteps {
-            let Some(hop) = vtep.hop.filter(|&hop| is_wanted(number, hop)) else {
+            let Some(Hop { next, vlan, from }) = vtep.hop.filter(|hop| is_wanted(number, hop.next)) else {
                 continue;
             };
             let tables = &mut self.tables;
-            let resolved = *read.entry(hop.ip).or_insert_with(|| {
-                tables.neighbour(hop).unwrap_or_else(|error| {
-                    tracing::debug!("cannot read the neighbour {}: {error}", hop.ip);
+            let resolved = *read.entry(next).or_insert_with(|| {
+                tables.neighbour(next).unwrap_or_else(|error| {
+                    tracing::debug!("cannot read the neighbour {}: {error}", next.ip);
                     None
                 })
             });
             let before = vtep.known.as_ref().map(|&(mac, _)| mac);
             if before != resolved.map(|resolved| resolved.mac) {
                 vtep.known = resolved.and_then(|Resolved { mac, .. }| {
-                    let outer = Outer::new((mac, from), (local, vtep.ip), port, vni, ttl)?;
+                    let outer = Outer::new((mac, from, vlan), (local, vtep.ip), port, vni, ttl)?;
                     let confirm = AtomicBool::new(false);
                     Some((mac, Arc::new(Vtep { outer, confirm })))
                 });
@@ -734,6 +755,42 @@ mod tests {
         run(&ns, "bridge fdb del 02:00:00:00:03:01 dev vx100 dst 10.9.0.3");
         assert!(follow(&mut follower));
         assert_eq!((follower.remotes.find(STATION), follower.vteps.len()), (None, 0));
+    }
+
+    #[test]
+    fn packets_to_a_vtep_behind_a_vlan_of_the_underlay_have_its_tag() {
+        testkit::require!(Root);
+        let (ns, mut follower) = host();
+        for line in [
+            "ip link add u1 type veth peer name far1",
+            "ip link set u1 up",
+            "ip link set far1 up",
+            "ip address add 10.8.0.1/24 dev u1",
+            "ip neighbour add 10.8.0.2 lladdr 02:00:00:00:00:02 dev u1",
+            "ip route add 10.9.0.2 via 10.8.0.2",
+        ] {
+            run(&ns, line);
+        }
+        settle(&mut follower);
+        assert!(vtep(&follower).is_none() && follower.take_vtep_changes().is_empty());
+        // As if it were a VLAN device: not all kernels have any.
+        let from = [2, 0, 0, 0, 0, 1];
+        follower.interfaces.insert(ns.index_of("u1"), (5, from));
+        let number = follower.remotes.find(STATION).expect("listed");
+        follower.route(number);
+        follower.resolve_hops(|_, _| true);
+        follow(&mut follower);
+        let headers = vtep(&follower)
+            .expect("resolved")
+            .outer
+            .headers(&[0; 14], 14, 0, 0);
+        let wanted = [&HOP[..], &from, &[0x81, 0, 0, 5, 8, 0, 0x45]].concat();
+        assert!(headers.as_ref().starts_with(&wanted), "{headers:?}");
+        assert_eq!(follower.take_vtep_changes().len(), 1, "its packets are expected");
+        // The next look at interfaces finds that it is none.
+        run(&ns, "ip link set u1 alias none");
+        settle(&mut follower);
+        assert!(vtep(&follower).is_none());
     }
 
     #[test]

@@ -428,8 +428,8 @@ fn networks_that_share_an_underlay_are_told_by_the_mark() {
         (mark(2, 3), mac(0), None),
         (None, mac(0), None),
     ];
-    // Where the frame is in its chunk, in zero-copy mode if headers were removed, over IPv4 and IPv6.
-    for moved in [0, 50, 70] {
+    // Where the frame is in its chunk, in zero-copy mode if headers were removed, over IPv4 and IPv6, with and without a tag.
+    for moved in [0, 50, 54, 70, 74] {
         for (number, (mark, to, receiver)) in (0..).zip(cases) {
             let mut sent = frame(to, STRANGER, 60);
             sent[59] = number;

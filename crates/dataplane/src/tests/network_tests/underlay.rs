@@ -36,6 +36,7 @@ struct Overlay {
     vteps: [Arc<Vtep>; 2],
 }
 
+/// Of IPv6 in a VLAN.
 fn vtep(number: u8, v6: bool) -> Arc<Vtep> {
     let [local, remote]: [IpAddr; 2] = match v6 {
         false => [[10, 9, 0, 1].into(), [10, 9, 0, number].into()],
@@ -44,9 +45,13 @@ fn vtep(number: u8, v6: bool) -> Arc<Vtep> {
             [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into(),
         ],
     };
-    let macs = ([2, 0, 0, 8, 0, number], [2, 0, 0, 8, 0, 1]);
+    let link = (
+        [2, 0, 0, 8, 0, number],
+        [2, 0, 0, 8, 0, 1],
+        if v6 { 5 } else { 0 },
+    );
     Arc::new(Vtep {
-        outer: Outer::new(macs, (local, remote), 4789, 100, 64).expect("one family"),
+        outer: Outer::new(link, (local, remote), 4789, 100, 64).expect("one family"),
         confirm: AtomicBool::new(false),
     })
 }

@@ -310,7 +310,7 @@ fn with_remote(fdb: Fdb) -> Fdb {
     let remotes = Remotes::new(1);
     assert!(remotes.set(mac(1), VtepNumber(0)), "there is room");
     let addresses = ([198, 18, 1, 1].into(), [198, 18, 1, 2].into());
-    let outer = Outer::new((mac(9), mac(8)), addresses, 4789, 100, 64).expect("one family");
+    let outer = Outer::new((mac(9), mac(8), 0), addresses, 4789, 100, 64).expect("one family");
     let confirm = AtomicBool::new(false);
     let vtep = Some(Arc::new(Vtep { outer, confirm }));
     fdb.with_remotes(Arc::new(remotes), Arc::new(Vteps(vec![vtep])))

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6Header, UdpHeader};
+use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6Header, SingleVlanHeader, UdpHeader};
 use proptest::prelude::*;
 
 use super::*;
@@ -10,6 +10,7 @@ use crate::ip::{Fragment, Ipv4};
 use crate::layers;
 
 const MACS: (Mac, Mac) = ([2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 9, 2]);
+const LINK: (Mac, Mac, u16) = (MACS.0, MACS.1, 0);
 
 fn addresses(v6: bool) -> (IpAddr, IpAddr) {
     let [local, remote] = match v6 {
@@ -21,7 +22,12 @@ fn addresses(v6: bool) -> (IpAddr, IpAddr) {
 }
 
 fn outer(v6: bool) -> Outer {
-    Outer::new(MACS, addresses(v6), 4789, 0x12_3456, 64).expect("one family")
+    outer_in(0, v6)
+}
+
+/// Those in a VLAN.
+fn outer_in(vlan: u16, v6: bool) -> Outer {
+    Outer::new((MACS.0, MACS.1, vlan), addresses(v6), 4789, 0x12_3456, 64).expect("one family")
 }
 
 /// A frame of that type, behind these tags, whose payload begins with these bytes.
@@ -30,14 +36,21 @@ fn inner(tags: &[u8], ethertype: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// The headers as etherparse builds them.
-fn expected(v6: bool, ecn: u8, len: u16, flow: u16, id: u16) -> Vec<u8> {
+fn expected((vlan, v6): (u16, bool), ecn: u8, len: u16, flow: u16, id: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
+    let ether_type = if v6 { EtherType::IPV6 } else { EtherType::IPV4 };
+    let tag = (vlan != 0).then(|| SingleVlanHeader {
+        vlan_id: vlan.try_into().expect("12 bits"),
+        ether_type,
+        ..SingleVlanHeader::default()
+    });
     let ethernet = Ethernet2Header {
         destination: MACS.0,
         source: MACS.1,
-        ether_type: if v6 { EtherType::IPV6 } else { EtherType::IPV4 },
+        ether_type: tag.as_ref().map_or(ether_type, |_| EtherType::VLAN_TAGGED_FRAME),
     };
     ethernet.write(&mut bytes).expect("memory");
+    tag.iter().for_each(|tag| tag.write(&mut bytes).expect("memory"));
     let udp = UdpHeader {
         source_port: 49_152 + flow,
         destination_port: 4789,
@@ -76,6 +89,7 @@ proptest! {
     #[test]
     fn headers_are_those_of_another_implementation(
         (v6, inner_v6, ecn) in (any::<bool>(), any::<bool>(), 0u8..4),
+        vlan in prop_oneof![Just(0u16), 1u16..4095],
         len in 14u16..9000,
         flow in 0u16..1 << 14,
         id in any::<u16>(),
@@ -84,11 +98,13 @@ proptest! {
             false => inner(&[], IPV4, &[0x45, 0xfc | ecn]),
             true => inner(&[], IPV6, &[0x6f, 0xcf | ecn << 4]),
         };
-        let headers = outer(v6).headers(&frame, len, flow, id);
+        let outer = outer_in(vlan, v6);
+        let headers = outer.headers(&frame, len, flow, id);
         // A mark of congestion stays inside.
         let marked = if ecn == 3 { 2 } else { ecn };
-        prop_assert_eq!(headers.as_ref(), expected(v6, marked, len, flow, id));
-        prop_assert_eq!(headers.as_ref().len(), outer(v6).len());
+        prop_assert_eq!(headers.as_ref(), expected((vlan, v6), marked, len, flow, id));
+        prop_assert_eq!(headers.as_ref().len(), outer.len());
+        prop_assert!(OUTER_LENS.contains(&(outer.len() as u64)));
     }
 
     #[test]
@@ -118,10 +134,10 @@ fn our_own_readers_find_a_right_packet_with_that_frame_inside() {
     let frame = inner(&[], IPV4, &[0; 46]);
     let headers = outer(false).headers(&frame, frame.len() as u16, 5, 6);
     let whole = [headers.as_ref(), &frame].concat();
-    let ip = Ipv4::at(&whole, IP).expect("IPv4");
+    let ip = Ipv4::at(&whole, HEADER_BYTES).expect("IPv4");
     assert_eq!((ip.span.end, ip.upper.fragment), (whole.len(), Fragment::None));
     assert_eq!(
-        Sum::of(&whole[IP..ip.span.payload]).fold(),
+        Sum::of(&whole[HEADER_BYTES..ip.span.payload]).fold(),
         0xffff,
         "its checksum"
     );
@@ -134,7 +150,7 @@ fn our_own_readers_find_a_right_packet_with_that_frame_inside() {
 #[test]
 fn ecn_bits_are_those_of_the_packet_inside_but_congestion() {
     let vlan = [0x81, 0x00, 0x00, 0x07];
-    let ecn = |frame: &[u8]| outer(false).headers(frame, 60, 0, 0).as_ref()[IP + 1];
+    let ecn = |frame: &[u8]| outer(false).headers(frame, 60, 0, 0).as_ref()[HEADER_BYTES + 1];
     assert_eq!(ecn(&inner(&vlan, IPV4, &[0x45, 0x01])), 1);
     assert_eq!(ecn(&inner(&[vlan, vlan].concat(), IPV6, &[0x60, 0x10])), 1);
     assert_eq!(ecn(&inner(&[], 0x0806, &[0xff; 28])), 0, "ARP");
@@ -144,7 +160,7 @@ fn ecn_bits_are_those_of_the_packet_inside_but_congestion() {
 #[test]
 fn addresses_are_of_one_family_and_a_vni_has_24_bits() {
     let mixed = (addresses(false).0, addresses(true).1);
-    assert!(Outer::new(MACS, mixed, 4789, 1, 64).is_none());
-    assert!(Outer::new(MACS, addresses(false), 4789, 1 << 24, 64).is_none());
-    assert!(Outer::new(MACS, addresses(true), 4789, (1 << 24) - 1, 64).is_some());
+    assert!(Outer::new(LINK, mixed, 4789, 1, 64).is_none());
+    assert!(Outer::new(LINK, addresses(false), 4789, 1 << 24, 64).is_none());
+    assert!(Outer::new(LINK, addresses(true), 4789, (1 << 24) - 1, 64).is_some());
 }
