@@ -295,7 +295,7 @@ static __always_inline int to_socket(struct xdp_md *ctx, __u32 queue, __u64 conf
 }
 
 static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u64 config,
-					    struct steer_counters *counters, const struct hints *hints)
+					    struct steer_counters *counters, struct hints *hints)
 {
 	const __u8 *frame = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
@@ -308,9 +308,13 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	__u32 len, port, verdict;
 
 	if (config & STEER_TUNNEL) {
-		/* A tag that the driver took off is an outer one. */
-		if (!has_tag(hints))
-			outer = decapsulate(ctx, &network);
+#ifdef STEER_BOUND
+		outer = decapsulate(ctx, hints->vlan_proto, hints->vlan_tci, &network);
+		/* The tag was an outer one. */
+		*hints = (struct hints){ 0 };
+#else
+		outer = decapsulate(ctx, 0, 0, &network);
+#endif
 		if (!outer)
 			goto not_ours;
 		frame = (void *)(long)ctx->data;

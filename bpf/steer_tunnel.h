@@ -3,12 +3,12 @@
  * steer_tunnel.h: decapsulates frames in the VXLAN tunnel of a network (RFC 7348).
  *
  * A frame is of the tunnel if any receiver would decapsulate it: whole, in a packet with the plainest headers, from a host
- * that the vxlan device sends to, to the host's address. All else is left to the kernel, with its packet filter, and its
- * vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a router marked for
- * congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not verified, as RFC 7348
- * allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first buffer is looked at.
- * Packets without a whole Ethernet header in them are dropped, and, if the tunnel says so, all from other senders, whatever
- * their headers.
+ * that the vxlan device sends to, to the host's address, in the VLAN in which the host has it. All else is left to the
+ * kernel, with its packet filter, and its vxlan device: other senders and VLANs, two tags, fragments, options, other VNIs,
+ * flags of extensions, packets that a router marked for congestion (the mark has to be put into the inner packet, RFC 6040).
+ * The checksum of UDP is not verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a
+ * frame that is in its first buffer is looked at. Packets without a whole Ethernet header in them are dropped, and, if the
+ * tunnel says so, all from other senders, whatever their headers.
  */
 #ifndef VHOST_AF_XDP_STEER_TUNNEL_H
 #define VHOST_AF_XDP_STEER_TUNNEL_H
@@ -49,6 +49,7 @@ struct {
 } steer_inner SEC(".maps");
 
 #define ETHERNET_LEN 14
+#define TAG_LEN 4
 #define IPV4_LEN 20
 #define IPV6_LEN 40
 #define UDP_LEN 8
@@ -65,8 +66,8 @@ static __always_inline int is_sum_right(const __u8 *ip)
 {
 	__u64 sum = (__u64)FIELD32(ip, 0) + FIELD32(ip, 4) + FIELD32(ip, 8) + FIELD32(ip, 12) + FIELD32(ip, 16);
 
+	/* At most 2^32 + 4, then 0x1fffe, then 0xffff. */
 	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return sum == 0xffff;
@@ -104,20 +105,15 @@ static __always_inline int has_vtep(__u32 network, __u64 version, __u64 first, _
 
 /*
  * Length of the headers around a frame of the tunnel of a network of this queue, which gets that network's number; 0: there
- * is none.
+ * is none. The packet is of this VLAN, and has no tag. It has room for the headers over IPv4, and for that of a frame.
  */
-static __always_inline int outer_len(struct xdp_md *ctx, __u32 *network)
+static __always_inline int outer_len(struct xdp_md *ctx, const __u8 *frame, const void *end, __u16 vlan, __u32 *network)
 {
-	const __u8 *frame = (void *)(long)ctx->data;
-	const void *end = (void *)(long)ctx->data_end;
 	const __u8 *ip = frame + ETHERNET_LEN;
 	const struct steer_tunnel *tunnel;
 	/* An encapsulated frame is longer than Ethernet's shortest one, so there is no padding: lengths must match. */
 	__u64 len = bpf_xdp_get_buff_len(ctx) - ETHERNET_LEN;
 
-	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
-	if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end || (frame[0] & 1))
-		return 0;
 	/* The lowest bits of the traffic class are 3: congestion was experienced. */
 	if (FIELD16(frame, 12) == NETWORK16(0x0800)) {
 		/* All bits of the fragment's word but DF. */
@@ -125,7 +121,8 @@ static __always_inline int outer_len(struct xdp_md *ctx, __u32 *network)
 		    (FIELD16(ip, 6) & NETWORK16(0xbfff)) || ip[9] != 17)
 			return 0;
 		tunnel = tunnel_of(ip + IPV4_LEN, len - IPV4_LEN, *network);
-		if (!tunnel || tunnel->version != 4 || FIELD32(ip, 16) != tunnel->local[0] || !is_sum_right(ip))
+		if (!tunnel || tunnel->version != 4 || tunnel->vlan != vlan || FIELD32(ip, 16) != tunnel->local[0] ||
+		    !is_sum_right(ip))
 			return 0;
 		*network = tunnel->network;
 		return has_vtep(*network, 4, (__u64)FIELD32(ip, 12) << SHIFT(0, 4), 0) ? OUTER_IPV4_LEN : 0;
@@ -136,7 +133,7 @@ static __always_inline int outer_len(struct xdp_md *ctx, __u32 *network)
 		if (ip[0] >> 4 != 6 || (ip[1] & 0x30) == 0x30 || NETWORK16(FIELD16(ip, 4)) != len - IPV6_LEN || ip[6] != 17)
 			return 0;
 		tunnel = tunnel_of(ip + IPV6_LEN, len - IPV6_LEN, *network);
-		if (!tunnel || tunnel->version != 6 || FIELD32(ip, 24) != tunnel->local[0] ||
+		if (!tunnel || tunnel->version != 6 || tunnel->vlan != vlan || FIELD32(ip, 24) != tunnel->local[0] ||
 		    FIELD32(ip, 28) != tunnel->local[1] || FIELD32(ip, 32) != tunnel->local[2] ||
 		    FIELD32(ip, 36) != tunnel->local[3])
 			return 0;
@@ -148,18 +145,43 @@ static __always_inline int outer_len(struct xdp_md *ctx, __u32 *network)
 
 /*
  * Decapsulates a frame of the tunnel of a network of this queue, which gets that network's number; the length of the outer
- * headers, or 0: it is none, and stays as it is.
+ * headers, or 0: it is none, and stays as it is. `off`: the tag that the driver took off, type and content; 0: none.
  */
-static __always_inline int decapsulate(struct xdp_md *ctx, __u32 *network)
+static __always_inline int decapsulate(struct xdp_md *ctx, __be16 off, __u16 tci, __u32 *network)
 {
 	const void *meta = (void *)(long)ctx->data_meta;
-	int len;
+	const void *end = (void *)(long)ctx->data_end;
+	const __u8 *frame = (void *)(long)ctx->data;
+	int tag = 0, len;
 
 	/* Metadata of another program would be moved over the VXLAN header, which could not be put back. */
-	if (meta + 1 <= (const void *)(long)ctx->data)
+	if (meta + 1 <= (const void *)frame)
 		return 0;
-	len = outer_len(ctx, network);
-	return len && !bpf_xdp_adjust_head(ctx, len) ? len : 0;
+	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
+	if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end || (frame[0] & 1))
+		return 0;
+	if (!off && FIELD16(frame, 12) == NETWORK16(0x8100)) {
+		/* Behind the addresses, which are not looked at any more, the packet then is as one without a tag. */
+		off = NETWORK16(0x8100);
+		tci = NETWORK16(FIELD16(frame, 14));
+		if (bpf_xdp_adjust_head(ctx, TAG_LEN))
+			return 0;
+		tag = TAG_LEN;
+		frame = (void *)(long)ctx->data;
+		end = (void *)(long)ctx->data_end;
+		if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end)
+			goto put_back;
+	}
+	if (off && off != NETWORK16(0x8100))
+		return 0;
+	len = outer_len(ctx, frame, end, tci & 0x0fff, network);
+	if (len && !bpf_xdp_adjust_head(ctx, len))
+		return tag + len;
+put_back:
+	/* There is room: it was there before. */
+	if (tag)
+		bpf_xdp_adjust_head(ctx, -TAG_LEN);
+	return 0;
 }
 
 /* Whether a type of Ethernet is that of a tag (IEEE 802.1Q). */

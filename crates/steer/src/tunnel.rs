@@ -26,6 +26,8 @@ pub struct Tunnel {
     pub port: u16,
     /// The host's address; unspecified: no frame is of this tunnel.
     pub local: IpAddr,
+    /// The VLAN (802.1Q) that its packets have in their one tag; 0: no tag, or one with a priority only.
+    pub vlan: u16,
     /// Packets for the tunnel from hosts that the network takes none from are dropped, and not left to the kernel.
     pub drops_unknown: bool,
 }
@@ -39,6 +41,7 @@ impl Tunnel {
             vni: 0,
             port: 0,
             local: Ipv4Addr::UNSPECIFIED.into(),
+            vlan: 0,
             drops_unknown: false,
         }
     }
@@ -89,7 +92,7 @@ struct Value {
     /// 4 or 6; 0: no frame is of the tunnel.
     version: u8,
     drops_unknown: u8,
-    zero: u16,
+    vlan: u16,
     device: u32,
 }
 
@@ -111,7 +114,7 @@ fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
         network,
         version: if is_none { 0 } else { version },
         drops_unknown: tunnel.drops_unknown.into(),
-        zero: 0,
+        vlan: tunnel.vlan,
         device: tunnel.device,
     };
     (key, value)
@@ -126,6 +129,7 @@ fn tunnel(key: Key, value: Value) -> Tunnel {
             vni: u32::from_be_bytes(key.vni) >> 8,
             port: u16::from_be_bytes(key.port),
             local: address(value.local, version),
+            vlan: value.vlan,
             drops_unknown: value.drops_unknown != 0,
         },
     }
@@ -311,12 +315,13 @@ mod tests {
             vni: 0x02_0304,
             port: 4789,
             local: local.parse().expect("an address"),
+            vlan: 0x0605,
             drops_unknown: local.len() > 9,
         };
         let (key, value) = entry(0x0305, tunnel("192.0.2.1"));
         let bytes = value.as_bytes();
         assert_eq!(bytes[..5], [192, 0, 2, 1, 0]);
-        assert_eq!(bytes[16..], [[5, 3, 0, 0], [4, 0, 0, 0], [7, 0, 0, 0]].concat());
+        assert_eq!(bytes[16..], [[5, 3, 0, 0], [4, 0, 5, 6], [7, 0, 0, 0]].concat());
         assert_eq!(entry(5, tunnel("2001:db8::1")).1.as_bytes()[20..22], [6, 1]);
         assert_eq!(
             key.as_bytes(),

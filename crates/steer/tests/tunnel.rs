@@ -28,6 +28,7 @@ fn tunnel(local: &str) -> Tunnel {
         vni: VNI,
         port: 4789,
         local: local.parse().expect("an address"),
+        vlan: 0,
         drops_unknown: false,
     }
 }
@@ -66,14 +67,28 @@ fn put_network(program: &Program, local: &str) -> MulticastRing {
     let ring = MulticastRing::new().expect("memory");
     let limit = MulticastLimit::default();
     program.set_network(0..1, limit, &ring).expect("queue 0");
-    program.set_tunnel(0..1, 0, tunnel(local)).expect("queue 0");
-    let vtep = (sender(local), true);
-    program.change_vtep(0, vtep).expect("room");
+    put_tunnel(program, tunnel(local));
     for (vlan, port) in [(0, 7), (100, 8)] {
         let station = Station { vlan, mac: OURS };
         program.set_station(0, station, port).expect("room");
     }
     ring
+}
+
+fn put_tunnel(program: &Program, tunnel: Tunnel) {
+    program.set_tunnel(0..1, 0, tunnel).expect("queue 0");
+    let vtep = (sender(&tunnel.local.to_string()), true);
+    program.change_vtep(0, vtep).expect("room");
+}
+
+/// Type and content.
+type Tag = (u16, u16);
+
+/// The same frame behind these tags.
+fn behind(tags: &[Tag], frame: &[u8]) -> Vec<u8> {
+    let words = tags.iter().flat_map(|&(kind, tci)| [kind, tci]);
+    let tags: Vec<u8> = words.flat_map(u16::to_be_bytes).collect();
+    [&frame[..12], &tags, &frame[12..]].concat()
 }
 
 /// The next frame of the socket, and its note.
@@ -116,6 +131,77 @@ fn frame_of_a_station_comes_without_its_outer_headers() {
             let counters = program.counters(0).expect("counters");
             assert_eq!(counters.redirected, 5);
             assert_eq!((counters.not_ours, counters.dropped()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn packets_of_the_tunnel_have_one_tag_with_its_vlan_or_none() {
+    let Some(pair) = Pair::new(1500) else { return };
+    // With the only VLAN of a tunnel of whose packets it is.
+    let all: [(&[Tag], Option<u16>); 14] = [
+        (&[], Some(0)),
+        (&[(0x8100, 0)], Some(0)),
+        (&[(0x8100, 0xf000)], Some(0)),
+        (&[(0x8100, 100)], Some(100)),
+        (&[(0x8100, 0xf064)], Some(100)),
+        (&[(0x8100, 101)], None),
+        (&[(0x88a8, 100)], None),
+        (&[(0x88a8, 0)], None),
+        (&[(0x9100, 100)], None),
+        (&[(0x8100, 100), (0x8100, 100)], None),
+        (&[(0x8100, 100), (0x8100, 0)], None),
+        (&[(0x8100, 0), (0x8100, 100)], None),
+        (&[(0x88a8, 0), (0x8100, 100)], None),
+        (&[(0x8100, 100), (0x88a8, 0)], None),
+    ];
+    for request in [ModeRequest::Native, ModeRequest::Skb] {
+        for local in LOCALS {
+            let (program, _ring) = network(&pair, request, false, local);
+            let mut receiver = Receiver::open(&pair, &program);
+            program
+                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+                .expect("queue 0");
+            let passes = |sent: &[u8]| {
+                pair.far_socket.send(sent);
+                let passed = pair.near_socket.receive(wait::SOON);
+                assert_eq!(passed.as_deref(), Some(sent), "{request:?}");
+            };
+            for vlan in [0, 100] {
+                let inside = tunnel(local);
+                put_tunnel(&program, Tunnel { vlan, ..inside });
+                let inner = frame_to(OURS, &[(0x8100, 100)]);
+                for (tags, of) in all {
+                    let sent = behind(tags, &packed(local, &inner));
+                    if of == Some(vlan) {
+                        pair.far_socket.send(&sent);
+                        assert_eq!(next(&mut receiver), (inner.clone(), Some(8)), "{tags:x?}");
+                    } else {
+                        passes(&sent);
+                    }
+                }
+                // What is not taken after all has its tag again.
+                let tag = &[(0x8100, vlan)];
+                for inner in [
+                    frame_to(NOBODY, &[]),
+                    frame_to(OURS, &[(0x8100, 7)]),
+                    frame_to(GROUP, &[]),
+                ] {
+                    passes(&behind(tag, &packed(local, &inner)));
+                }
+                let mut to_group = behind(tag, &packed(local, &inner));
+                to_group[..6].copy_from_slice(&GROUP);
+                passes(&to_group);
+                passes(&behind(tag, &packed(local, &inner)[..48]));
+            }
+            let counters = program.counters(0).expect("counters");
+            assert_eq!((counters.redirected, counters.dropped()), (5, 0), "{counters:?}");
+            let not_ours = || program.counters(0).expect("counters").not_ours;
+            let before = not_ours();
+            // The tag is cut off.
+            let tagged = behind(&[(0x8100, 100)], &packed(local, &[]));
+            pair.far_socket.send(&tagged[..15]);
+            assert!(wait::until(wait::SOON, || not_ours() > before));
         }
     }
 }
@@ -341,7 +427,8 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
                 pair.far_socket.send(&changed(&unknown, change));
                 let is_dropped = wait::until(wait::SOON, || dropped() == number as u64 + 1);
                 assert!(is_dropped, "{request:?} {local}: {name}");
-                if number > 0 {
+                // Without a tag it is the receiver's, and with one that has a priority only.
+                if number > 1 {
                     passes(name, &changed(&known, change));
                 }
             }
@@ -542,8 +629,32 @@ fn hints_are_those_of_the_frame_in_the_tunnel() {
     // A tag that the driver took off is outside of the tunnel.
     let tagged = testkit::TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, 100);
     tagged.port().send(&packed(LOCALS[0], &inner));
-    let passed = || program.counters(0).expect("counters").not_ours == 1;
-    assert!(wait::until(wait::SOON, passed));
+    let passed = |wanted| {
+        let passed = || program.counters(0).expect("counters").not_ours == wanted;
+        assert!(wait::until(wait::SOON, passed), "{:?}", program.counters(0));
+    };
+    passed(1);
+    let vlan = 100;
+    let inside = tunnel(LOCALS[0]);
+    put_tunnel(&program, Tunnel { vlan, ..inside });
+    let inner = frame_to(OURS, &[(0x8100, 100)]);
+    tagged.port().send(&packed(LOCALS[0], &inner));
+    let desc = receiver.next();
+    frame::assert_same(&receiver.bytes(desc.data.get(), desc.len as usize), &inner);
+    let Found::Hints(hints) = Layouts::new(&program.layouts()).read(&receiver.umem, desc.data) else {
+        panic!("no hints")
+    };
+    assert_eq!((hints.port, hints.tag), (Some(8), None));
+    receiver.pool.put(desc.frame);
+    receiver.post();
+    // One more tag is in the frame, or it is a service tag.
+    tagged
+        .port()
+        .send(&behind(&[(0x8100, 100)], &packed(LOCALS[0], &inner)));
+    drop(tagged);
+    let tagged = testkit::TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x88a8, 100);
+    tagged.port().send(&packed(LOCALS[0], &inner));
+    passed(3);
 }
 
 #[test]

@@ -48,8 +48,8 @@
 //! | 24 `Advertise` | 900 | number of changes (4), 32 × change: VLAN (2), MAC (6), IP (16), 1: added (4) |
 //! | 28 `DropUnknown` | 4 | network (4; 0: the lease's) |
 //! | 29 `TunnelStations` | 776 | network (4), then as `Stations` |
-//! | 30 `Tunnel` | 20 | network (4), name of a vxlan device (16); the answer has two rtnetlink sockets |
 //! | 31 `Vteps` | 648 | network (4), number of changes (4), 32 × change: IP (16), 1: added (4) |
+//! | 32 `Tunnel` | 20 | network (4), name of a vxlan device (16); the answer has two rtnetlink sockets |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
@@ -61,7 +61,7 @@
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to all without another answer; `Groups`, with the ring; `Hints`, `SendTap`, 23 to 31 without a lease |
+//! | 64 `Done` | 0 | to all without another answer; `Groups`, with the ring; `Hints`, `SendTap`, 23 to 32 without a lease |
 //! | 65 `Facts` | 840 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |

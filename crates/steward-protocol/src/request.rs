@@ -130,10 +130,11 @@ pub enum Request {
     },
     /// Has the program of a network's lease in XDP mode decapsulate frames that arrive for a vxlan device and are to
     /// stations of the network, which other networks in tunnels may have, too; frames that it does not take go to the
-    /// device as before. A network that had no tunnel loses its stations. The answer
-    /// is `Done` with two rtnetlink sockets in the interface's network namespace: the lessee reads the device's
-    /// forwarding database, routes and neighbours by them, and cannot change anything (the kernel checks the sender's
-    /// capabilities). A lessee requests it again when the steward reports a change.
+    /// device as before. If a VLAN device on the interface has the local address, packets have its tag. A network that
+    /// had no tunnel loses its stations. The answer is `Done` with two rtnetlink sockets in the interface's network
+    /// namespace: the lessee reads the device's forwarding database, routes and neighbours by them, and cannot change
+    /// anything (the kernel checks the sender's capabilities). A lessee requests it again when the steward reports a
+    /// change.
     Tunnel {
         /// 0: the lease's network; up to [`SHARES_MAX`](super::SHARES_MAX): another network that shares its queues, and
         /// begins with this request. The lease's network has to have a tunnel then.
@@ -294,9 +295,9 @@ messages! {
         24 => Advertise { changes: ADDRESSES };
         28 => DropUnknown { share: SHARE };
         29 => TunnelStations { share: SHARE, changes: Changes };
-        // 25 and 27 were these without `share`.
-        30 => Tunnel { share: SHARE, device: Name };
+        // 25 and 27 were 32 and 31 without `share`, 30 was 32 for packets without a tag.
         31 => Vteps { share: SHARE, changes: VTEPS };
+        32 => Tunnel { share: SHARE, device: Name };
     } else Self::read_other, Self::write_other
 }
 

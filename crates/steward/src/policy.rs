@@ -199,13 +199,20 @@ impl Policy {
                 "the policy does not allow MAC {text}: add it to `macs` of the rule, or give the guest one of these"
             ));
         }
-        if !names.allow_vlan(vlan) {
-            let vlans = listed(&names.vlans);
-            return Err(format!(
-                "the policy does not allow VLAN {vlan}, it allows {vlans}"
-            ));
+        self.check_vlan(rule, vlan)
+    }
+
+    /// Checks whether a network under a rule may have frames of a VLAN of the interface.
+    /// Errors: why not.
+    pub(crate) fn check_vlan(&self, rule: usize, vlan: u16) -> Result<(), String> {
+        let names = &self.rule(rule).names;
+        if names.allow_vlan(vlan) {
+            return Ok(());
         }
-        Ok(())
+        let vlans = listed(&names.vlans);
+        Err(format!(
+            "the policy does not allow VLAN {vlan}, it allows {vlans}"
+        ))
     }
 
     /// Checks whether the queue of a lease under a rule may be leased to a netkit.

@@ -245,7 +245,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
     drop(second);
     let guest = common::take(&world.socket(), &wanted(1, 1)).expect("allowed");
     refused(&guest, "other", Reason::Lease, "not one of a network");
-    let older = Older::start(world, 30);
+    let older = Older::start(world, 32);
     drop(guest);
     let lease = take(&older.path, &network(1, 1)).expect("allowed");
     refused(

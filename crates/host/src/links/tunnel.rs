@@ -10,6 +10,7 @@ use netlink_bindings::utils::find_attr;
 use netlink_socket2::NetlinkSocket;
 use steer::Tunnel;
 
+use super::all::Seen;
 use super::{Link, get_link, header_of};
 
 /// `IFLA_INFO_DATA`, and in it `IFLA_VXLAN_*` (include/uapi/linux/if_link.h).
@@ -32,7 +33,7 @@ pub struct Vxlan {
     pub name: String,
     /// Bytes.
     pub mtu: u32,
-    /// Its index, and the tunnel.
+    /// Its index, and the tunnel, without its VLAN ([`Self::tunnel_on`]).
     pub tunnel: Tunnel,
     /// Time to live, or hop limit, of packets that are sent.
     pub ttl: u8,
@@ -59,6 +60,17 @@ impl Vxlan {
     fn ask(header: &Ifinfomsg, name: Option<&CStr>) -> Result<Self, String> {
         let asked = get_link(header, name, Self::of);
         asked.unwrap_or_else(|error| Err(format!("cannot be found: {error}")))
+    }
+
+    /// Its tunnel, as packets come to an interface: in the VLAN of a VLAN device on that (802.1Q) which has the local address,
+    /// or without a tag.
+    ///
+    /// # Errors
+    /// The kernel's, in words.
+    pub fn tunnel_on(&self, interface: u32) -> Result<Tunnel, String> {
+        let vlan = vlan_on(interface, self.tunnel.local);
+        let vlan = vlan.map_err(|error| format!("cannot find its local address: {error}"))?;
+        Ok(Tunnel { vlan, ..self.tunnel })
     }
 
     /// The device of an answer of rtnetlink.
@@ -106,6 +118,7 @@ impl Vxlan {
                 vni: vni.map(u32::from_ne_bytes).ok_or("has no VNI")?,
                 port: port.map(u16::from_be_bytes).ok_or("has no UDP port")?,
                 local,
+                vlan: 0,
                 drops_unknown: false,
             },
             // 0: the kernel uses net.ipv4.ip_default_ttl, 64 unless it was changed.
@@ -156,6 +169,18 @@ fn local_address(attributes: &IterableLinkAttrs<'_>) -> Option<IpAddr> {
     let v4 = find_attr(data, LOCAL).and_then(|v4| <[u8; 4]>::try_from(v4).ok());
     let v6 = find_attr(data, LOCAL6).and_then(|v6| <[u8; 16]>::try_from(v6).ok());
     v4.map(IpAddr::from).or(v6.map(IpAddr::from))
+}
+
+/// The VLAN of the VLAN device on an interface that has an address; 0: none has it.
+fn vlan_on(interface: u32, local: IpAddr) -> io::Result<u16> {
+    let Some(index) = interface_of(local)? else {
+        return Ok(0);
+    };
+    let seen = get_link(&header_of(index), None, |_, attributes| Seen::of(attributes))?;
+    Ok(seen
+        .vlan
+        .filter(|_| seen.below == Some(interface))
+        .unwrap_or_default())
 }
 
 /// Whether an IP address is an interface's own, or the broadcast address of a network there.

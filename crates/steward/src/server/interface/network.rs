@@ -4,6 +4,7 @@
 //! content for a program that is attached again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -79,18 +80,15 @@ impl Network {
         })
         .map_err(|error| with_sources(&error))?;
         // Without room for one, its packets go to the kernel.
-        let has_all = self
-            .vteps
-            .iter()
-            .try_for_each(|&vtep| program.change_vtep(number, (vtep, true)));
+        let mut vteps = self.vteps.iter();
+        let has_all = vteps.try_for_each(|&vtep| program.change_vtep(number, (vtep, true)));
         if drops_unknown && has_all.is_ok() {
             let dropped = program.drop_unknown(self.queues.clone(), number);
             dropped.map_err(|error| with_sources(&error))?;
         }
-        self.stations
-            .iter()
-            .try_for_each(|(&station, &port)| program.set_station(number, station, port))
-            .map_err(|error| with_sources(&error))
+        let mut stations = self.stations.iter();
+        let set = stations.try_for_each(|(&station, &port)| program.set_station(number, station, port));
+        set.map_err(|error| with_sources(&error))
     }
 
     /// Pins the ring next to the program.
@@ -100,8 +98,17 @@ impl Network {
     }
 }
 
-fn no_tunnel() -> Result<(), Refusal> {
-    Reason::Lease.refuse("the network has no tunnel: ask for that first")
+fn no_tunnel() -> Refusal {
+    Reason::Lease.because("the network has no tunnel: ask for that first")
+}
+
+fn with_tunnel(networks: &mut BTreeMap<u32, Network>, number: u32) -> Result<&mut Network, Refusal> {
+    let network = networks.get_mut(&number);
+    network.filter(|its| its.tunnel.is_some()).ok_or_else(no_tunnel)
+}
+
+fn refused<E: Error>(error: E) -> Refusal {
+    Reason::Kernel.because(with_sources(&error))
 }
 
 impl Interface {
@@ -124,14 +131,9 @@ impl Interface {
         };
         let first = queues.start;
         let ring = MulticastRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
-        let sharing: Vec<_> = program
-            .tunnels(first)
-            .into_keys()
-            .filter(|&its| its != first)
-            .collect();
+        let mut sharing = program.tunnels(first).into_keys().filter(|&its| its != first);
         // The predecessor may not have finished this.
         self.put_network(first, queues.clone(), Some(ring))?;
-        let mut sharing = sharing.into_iter();
         sharing.try_for_each(|number| self.put_network(number, queues.clone(), None))
     }
 
@@ -233,10 +235,9 @@ impl Interface {
 
     /// The same of those in tunnels, with their tunnels.
     pub(crate) fn tunnels_at(&self, first: u32) -> Vec<(u32, Tunnel)> {
+        let its = |number| Some((number, self.tunnel(number)?));
         let numbers = self.networks_at(first).into_iter();
-        numbers
-            .filter_map(|number| Some((number, self.tunnel(number)?)))
-            .collect()
+        numbers.filter_map(its).collect()
     }
 
     /// Stations of the network of this number.
@@ -279,15 +280,13 @@ impl Interface {
         }
         let queues = match self.networks.get(&first) {
             Some(network) if number == first || network.tunnel.is_some() => network.queues.clone(),
-            _ => return no_tunnel(),
+            _ => return Err(no_tunnel()),
         };
         for other in left.into_iter().map(|(&other, _)| other).collect::<Vec<_>>() {
             self.networks.remove(&other);
-            let ended = self
-                .program
-                .as_ref()
-                .map_or(Ok(()), |program| program.end_tunnel(other));
-            ended.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            let program = self.program.as_ref();
+            let ended = program.map_or(Ok(()), |program| program.end_tunnel(other));
+            ended.map_err(refused)?;
         }
         if !self.networks.contains_key(&number) {
             let put = self.put_network(number, queues, None);
@@ -295,7 +294,7 @@ impl Interface {
         }
         if let Some((network, program)) = self.networks.get_mut(&number).zip(self.program.as_ref()) {
             let set = program.set_tunnel(network.queues.clone(), number, tunnel);
-            set.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            set.map_err(refused)?;
             if network.tunnel.is_none() {
                 network.stations.clear();
             }
@@ -303,18 +302,19 @@ impl Interface {
         }
         self.decide_hints();
         self.accept_stations(number);
+        let strips_tags = self.networks.get(&number).is_some_and(|its| its.strips_tags);
+        if tunnel.vlan != 0 && strips_tags && !self.restores_tags(first) {
+            return Reason::NoInterface.refuse(host::nic::tags::blind(&self.link.name));
+        }
         Ok(())
     }
 
     /// Has the program drop packets for the tunnel of a network from hosts that it takes none from.
     pub(crate) fn drop_unknown(&mut self, number: u32) -> Result<(), Refusal> {
-        let network = self.networks.get_mut(&number);
-        let Some(network) = network.filter(|network| network.tunnel.is_some()) else {
-            return no_tunnel();
-        };
+        let network = with_tunnel(&mut self.networks, number)?;
         if let Some(program) = &self.program {
             let dropped = program.drop_unknown(network.queues.clone(), number);
-            dropped.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            dropped.map_err(refused)?;
         }
         network.tunnel = network.tunnel.map(Tunnel::dropping_unknown);
         Ok(())
@@ -323,21 +323,14 @@ impl Interface {
     /// Changes the hosts from which the network of this number takes packets of its tunnel; what the kernel refuses leaves
     /// those before it changed.
     pub(crate) fn change_vteps(&mut self, number: u32, changes: &[VtepChange]) -> Result<(), Refusal> {
-        let Some(network) = self
-            .networks
-            .get_mut(&number)
-            .filter(|network| network.tunnel.is_some())
-        else {
-            return no_tunnel();
-        };
+        let network = with_tunnel(&mut self.networks, number)?;
         let added = changes.iter().filter(|change| change.is_added).count();
         if network.vteps.len() + added > VTEPS_MAX {
             return Reason::Limit.refuse(format!("more than {VTEPS_MAX} VTEPs of one network"));
         }
         for &VtepChange { vtep, is_added } in changes {
             if let Some(program) = &self.program {
-                let changed = program.change_vtep(number, (vtep, is_added));
-                changed.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+                program.change_vtep(number, (vtep, is_added)).map_err(refused)?;
             }
             match is_added {
                 true => network.vteps.insert(vtep),
@@ -352,7 +345,6 @@ impl Interface {
     pub(crate) fn change_stations(&mut self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
         self.see_tags(first, changes);
         self.check_changes(first, changes)?;
-        let refused = |error: StationError| Reason::Kernel.because(with_sources(&error));
         let Some(network) = self.networks.get_mut(&first) else {
             return Ok(());
         };
@@ -368,7 +360,7 @@ impl Interface {
                 Some(port) => network.stations.insert(station, port),
                 None => network.stations.remove(&station),
             };
-            Ok(())
+            Ok::<(), StationError>(())
         });
         self.accept_stations(first);
         changed.map_err(refused)

@@ -8,9 +8,9 @@ use std::os::fd::AsFd as _;
 
 use steer::{Station, Tunnel, mac_text, network_number};
 
-use crate::server::connections::connection::Reply;
+use crate::server::connections::connection::{Connection, Reply};
 use crate::server::leases::lease::LeaseRef;
-use crate::server::{Answered, Server};
+use crate::server::{Answered, Server, no_lease};
 use host::links::routes::TableChanges;
 use host::links::tunnel::Vxlan;
 use host::links::{ipsec, reading_sockets};
@@ -21,9 +21,9 @@ impl Server {
     /// Sets the tunnel of a network, and hands over sockets to read the device's tables by.
     pub(crate) fn tunnel(&mut self, number: u64, share: u32, device: &str) -> Answered {
         let network = network_number(self.held_network(number)?.wanted.start_queue, share);
-        let (connection, _, interface) = self.lessee(number)?;
+        let (Connection { peer, .. }, held, interface) = self.lessee(number)?;
         interface.program()?;
-        let tunnel = self.check_tunnel(&connection.peer, Vxlan::by_name(device))?;
+        let tunnel = self.check_tunnel(LeaseRef { number, peer, held }, Vxlan::by_name(device))?;
         self.lessee_mut(number)?.1.set_tunnel(network, tunnel)?;
         let failed = |error| Reason::Kernel.because(format!("no socket for rtnetlink: {error}"));
         let sockets = reading_sockets().map_err(failed)?;
@@ -45,13 +45,22 @@ impl Server {
         Ok(Answer::Done.into())
     }
 
-    /// The tunnel of a device, if a user may have its frames.
-    fn check_tunnel(&self, peer: &Credentials, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
+    /// The tunnel of a device, if the user of a lease may have its frames by that.
+    fn check_tunnel(&self, lease: LeaseRef<'_>, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
         let unusable = |why| Reason::Nic.because(format!("the program cannot decapsulate its frames: {why}"));
         let device = device.map_err(unusable)?;
         ipsec::check().map_err(unusable)?;
-        self.policy.check_network_on(peer, &device.name)?;
-        Ok(device.tunnel)
+        self.policy.check_network_on(lease.peer, &device.name)?;
+        let below = self.interfaces.get(&lease.held.interface).ok_or_else(no_lease)?;
+        let tunnel = device.tunnel_on(below.link.index).map_err(unusable)?;
+        // Without a tag it may have them under any rule.
+        if tunnel.vlan != 0 {
+            let refused = |why| Reason::NotAllowed.because(format!("{}: {why}", below.name()));
+            self.policy
+                .check_vlan(lease.held.rule, tunnel.vlan)
+                .map_err(refused)?;
+        }
+        Ok(tunnel)
     }
 
     /// Checks whether a network of a lease may have stations in a tunnel: only those of the user's network on the vxlan
@@ -116,18 +125,16 @@ impl Server {
     /// Checks the tunnels of networks again, and notifies lessees of changes.
     pub(crate) fn look_at_tunnels(&mut self) {
         let changed = self.tunnels().filter_map(|(lease, network, tunnel)| {
-            let now = self.check_tunnel(lease.peer, Vxlan::by_index(tunnel.device));
+            let now = self.check_tunnel(lease, Vxlan::by_index(tunnel.device));
             let now = now.unwrap_or_else(|_| Tunnel::none(tunnel.device));
             (!now.is_same(tunnel)).then_some((lease.number, lease.held.interface, network, now))
         });
         for (number, at, network, tunnel) in changed.collect::<Vec<_>>() {
             let interface = self.interfaces.get_mut(&at);
-            match interface.map(|its| its.set_tunnel(network, tunnel)) {
-                Some(Err(refusal)) => {
-                    tracing::warn!(network, "the tunnel of a network stays: {refusal}");
-                }
-                _ => self.have_asked_again(number),
+            if let Some(Err(refusal)) = interface.map(|its| its.set_tunnel(network, tunnel)) {
+                tracing::warn!(network, "the tunnel of a network changed: {refusal}");
             }
+            self.have_asked_again(number);
         }
     }
 }
