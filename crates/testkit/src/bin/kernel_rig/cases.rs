@@ -21,6 +21,7 @@ use crate::raw;
 use crate::setting::Setting;
 use crate::stack;
 use crate::taken_back;
+use crate::underlay;
 use crate::upsets::{self, Upset};
 
 /// Lengths of frames that are too long for the NIC's MTU: without a tag what has place for one; more than a buffer;
@@ -72,6 +73,8 @@ enum Task {
     Raw(&'static [&'static str]),
     /// What the NIC tells of frames.
     Hints,
+    /// The packets of a network's vxlan device are in a VLAN of the NIC.
+    UnderlayInVlan,
 }
 
 /// All of them, for a wire.
@@ -92,6 +95,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         (false, false) => every_task(wire),
         (false, true) if wire.is_the_rigs() => vec![Task::Upsets(Setting::DEFAULT, &Upset::FEW), Task::Hints],
         (false, true) if zero_copy => few_of_zero_copy(wire),
+        (false, true) if *wire == Wire::Veth => vec![Task::UnderlayInVlan],
         (false, true) => Vec::new(),
     };
     let tasks = settings.into_iter().map(Task::Frames).chain(more);
@@ -121,6 +125,9 @@ fn every_task(wire: &Wire) -> Vec<Task> {
     }
     if wire.has_a_queue_to_spare() {
         tasks.extend(OwnQueue::all().map(Task::OwnQueue));
+    }
+    if *wire == Wire::Veth {
+        tasks.push(Task::UnderlayInVlan);
     }
     tasks.extend([Task::Foreseen, Task::Raw(raw::LENGTHS), Task::Hints]);
     tasks
@@ -179,6 +186,7 @@ impl Task {
             Self::Foreseen => "check --try, then serve".to_owned(),
             Self::Raw(_) => "bench rxdrop, l2fwd, txonly".to_owned(),
             Self::Hints => "bench rxdrop --hints auto".to_owned(),
+            Self::UnderlayInVlan => "underlay in a VLAN".to_owned(),
         }
     }
 }
@@ -201,6 +209,7 @@ impl Case {
             Task::Foreseen => foreseen::run(wire),
             Task::Raw(lengths) => raw::run(wire, lengths),
             Task::Hints => raw::hints(wire),
+            Task::UnderlayInVlan => underlay::run(),
         }
     }
 }

@@ -31,6 +31,7 @@ mod raw;
 mod setting;
 mod stack;
 mod taken_back;
+mod underlay;
 mod uppers;
 mod upsets;
 
