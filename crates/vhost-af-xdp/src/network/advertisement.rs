@@ -135,7 +135,7 @@ impl Network {
                 }
             };
             let changes: Vec<_> = changes.iter().map(change).collect();
-            uplink.steering.advertise(&changes)
+            uplink.steering.ask(|lease| lease.advertise(&changes))
         };
         let mut refusals = Refusals::default();
         send_each(&changes, &send, &mut refusals);

@@ -13,6 +13,7 @@ use model::state::BridgeStatus;
 use packet::ethernet::Mac;
 use program::backoff::Retry;
 use steer::{TapTo, with_sources};
+use steward_client::Lease;
 use steward_protocol::HostEnd;
 
 use super::{Network, State};
@@ -99,12 +100,15 @@ impl Network {
     /// Requests the connection to the host from the steward, and applies what has changed.
     fn reach_host(&self, state: &mut State, uplink: &Interface) -> Result<(), InterfaceError> {
         let has = state.host.end.as_ref().map_or(0, |end| end.index);
-        let asked = uplink.steering.host(has).inspect_err(|error| {
-            // The tap is not connected with the host any more.
-            if !error.is_away() {
-                self.lose_host(state);
-            }
-        });
+        let asked = uplink
+            .steering
+            .ask(|lease| lease.host(has).map(Some))
+            .inspect_err(|error| {
+                // The tap is not connected with the host any more.
+                if !error.is_away() {
+                    self.lose_host(state);
+                }
+            });
         let Some((end, tap)) = asked? else {
             return Ok(());
         };
@@ -121,7 +125,7 @@ impl Network {
         }
         let behind = match end.behind {
             0 => BridgeFdb::default(),
-            _ => BridgeFdb::new(&uplink.steering.behind()?),
+            _ => BridgeFdb::new(&uplink.steering.ask(Lease::behind)?),
         };
         self.note_bridge(state, &end, behind.count());
         if state.host.macs != end.macs || *state.host.behind != behind {

@@ -114,7 +114,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Reads all tables of a vxlan device by these sockets ([`crate::nic::steering::Steering::tunnel`]).
+    /// Reads all tables of a vxlan device by these sockets ([`steward_client::Lease::tunnel`]).
     ///
     /// # Errors
     /// In words.

@@ -218,7 +218,9 @@ impl Network {
             self.set_underlay_stations(state)?;
             state.underlay.stations.clear();
         }
-        let sockets = interface.steering.tunnel(number.into(), &name)?;
+        let sockets = interface
+            .steering
+            .ask(|lease| lease.tunnel(number.into(), &name).map(Some))?;
         // Queues of an underlay are never of a foreign program.
         let sockets = sockets.ok_or(InterfaceError::InUse)?;
         let follower = Follower::begin(sockets, &name, &interface.link, config.drops_unknown);
@@ -229,7 +231,9 @@ impl Network {
         state.underlay.follower = Some(follower);
         send_vtep_changes(&mut state.underlay)?;
         if config.drops_unknown {
-            interface.steering.drop_unknown(number.into())?;
+            interface
+                .steering
+                .ask(|lease| lease.drop_unknown(number.into()))?;
         }
         self.set_underlay_stations(state)?;
         if state.underlay.shared.is_some() {
@@ -385,7 +389,7 @@ impl Network {
                 let _ = steering.set_tunnel_stations(number, &gone);
                 // Packets of unknown senders are the kernel's again.
                 if let Some(device) = underlay.follower.as_ref().and_then(Follower::drops_for) {
-                    let _ = steering.tunnel(number, device);
+                    let _ = steering.ask(|lease| lease.tunnel(number, device).map(Some));
                 }
             }
         }
@@ -449,7 +453,9 @@ fn send_vtep_changes(underlay: &mut Underlay) -> Result<(), InterfaceError> {
     let changes = follower.take_vtep_changes();
     match changes.is_empty() {
         true => Ok(()),
-        false => interface.steering.change_vteps(number, &changes),
+        false => interface
+            .steering
+            .ask(|lease| lease.change_vteps(number, &changes)),
     }
 }
 

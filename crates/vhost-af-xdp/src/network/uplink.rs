@@ -354,7 +354,7 @@ impl Network {
         }
         if !interface.is_by_tap()
             && state.multicast.is_none()
-            && let Some(groups) = interface.steering.groups()?
+            && let Some(groups) = interface.steering.ask(|lease| lease.groups().map(Some))?
         {
             let counters = Arc::clone(&self.group_counters);
             let lane = NewLane {

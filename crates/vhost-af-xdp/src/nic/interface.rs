@@ -167,7 +167,7 @@ impl Interface {
 
     /// Passes a queue's frames to the host, and leaves its socket bound; false if the steward cannot be reached.
     pub(super) fn pass_to_host(&self, queue: u32) -> bool {
-        self.steering.deactivate(queue).is_ok()
+        self.steering.ask(|lease| lease.deactivate(queue)).is_ok()
     }
 
     /// Locks the state of one of its queues.

@@ -42,6 +42,7 @@ use dataplane::nic::SEND_RING;
 use dataplane::nic::coupled::{Coupled, Release};
 use dataplane::nic::endpoint::{Chunks, NicQueue, to_send_only};
 use dataplane::nic::queue::{MOST_PIECES, Nic, Sends};
+use dataplane::nic::tap::{SendTap, Tap};
 use dataplane::nic::xdp::XdpNic;
 
 /// Why there is no tap: the queue is not leased from a steward, or from one that is too old.
@@ -94,7 +95,11 @@ impl Release for ReleaseByDma {
     fn begin(&self) {
         if self.into_guest {
             // Fails only when the interface or the steward is gone, or away.
-            let _ = self.queue.interface.steering.withhold(self.queue.number);
+            let _ = self
+                .queue
+                .interface
+                .steering
+                .ask(|lease| lease.withhold(self.queue.number));
         }
     }
 
@@ -265,7 +270,7 @@ impl InterfaceQueue {
         let QueueState::Closed { since } = *state else {
             return Err(InterfaceError::InUse);
         };
-        if let Some(since) = since.filter(|_| !self.interface.steering.awaits_queue()) {
+        if let Some(since) = since.filter(|_| !self.interface.steering.is_leased()) {
             // A bind to a queue that is not free fails only after the kernel has made its tables for all chunks. From
             // some 100 MiB on, that takes longer than this wait.
             std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
@@ -348,7 +353,7 @@ impl InterfaceQueue {
             open.opened.frame_limit = frame_limit;
             return Ok(());
         }
-        if interface.steering.opens_again() {
+        if interface.steering.is_leased() {
             state.close();
             return Ok(());
         }
@@ -432,9 +437,19 @@ impl InterfaceQueue {
             return;
         }
         nic.no_tap_because = None;
-        match self.interface.steering.send_tap(self.number, nic.sends.zero_copy) {
-            Ok(None) if !nic.sends.zero_copy => nic.no_tap_because = Some(NO_TAPS.to_owned()),
-            Ok(tap) => nic.send_tap = tap,
+        let zero_copy = nic.sends.zero_copy;
+        match self
+            .interface
+            .steering
+            .ask(|lease| lease.send_tap(self.number, zero_copy))
+        {
+            Ok(None) if !zero_copy => nic.no_tap_because = Some(NO_TAPS.to_owned()),
+            Ok(tap) => {
+                nic.send_tap = tap.map(|(end, tap)| SendTap {
+                    tap: Tap::new(tap),
+                    segments_udp: end.cuts_udp,
+                });
+            }
             Err(error) => nic.no_tap_because = Some(with_sources(&error)),
         }
     }

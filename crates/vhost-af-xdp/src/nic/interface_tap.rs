@@ -34,7 +34,10 @@ impl Interface {
         if open.as_ref().is_some_and(|open| open.changes == changes) {
             return Ok(false);
         }
-        match self.steering.uplink(has, self.queue_count()) {
+        match self
+            .steering
+            .ask(|lease| lease.uplink(has, self.queue_count()).map(Some))
+        {
             // The tap works without the steward, and is requested again when the steward is back.
             Err(error) if error.is_away() && has != 0 => Ok(false),
             Err(error) => {

@@ -66,7 +66,7 @@ impl Interface {
             return Ok(());
         }
         self.tell(true, tell);
-        let switched = match self.steering.ask_for_hints(asked.request()) {
+        let switched = match self.steering.ask(|lease| lease.ask_for_hints(asked.request())) {
             // It gets the request when it is back.
             Err(InterfaceError::Lease(LeaseError::Away { .. })) => Ok(()),
             switched => switched,

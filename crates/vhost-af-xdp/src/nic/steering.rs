@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -15,18 +15,15 @@ use std::time::{Duration, Instant};
 use common::binding::SteeredBy;
 use host::links::{DriverSends, Link};
 use program::backoff::Backoff;
-use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
+use steer::{Mode, ModeRequest, QueueConf, QueueCounters};
 use steward_client::{Lease, LeaseError, Waiting};
-use steward_protocol::{
-    AddressChange, Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, VtepChange, Wanted,
-};
+use steward_protocol::{Facts, Hinted, Reason, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::{InterfaceError, Lost};
 use super::external::External;
 use crate::config::HintsConfig;
 use common::lock::Locked;
-use dataplane::nic::tap::{SendTap, Tap};
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c): measured 14 to 23
 /// ms, several times that on a busy machine.
@@ -237,15 +234,6 @@ impl Steering {
         }
     }
 
-    /// Requests other hints, now or as soon as the steward is back; a foreign program is not changed.
-    /// Errors: [`InterfaceError`]: the steward refuses it, or is away.
-    pub(crate) fn ask_for_hints(&self, wanted: HintRequest) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.ask_for_hints(wanted)),
-        }
-    }
-
     /// Requests the program's counters of the queues, until `deadline` at most; of a foreign program only how it is
     /// attached.
     pub(crate) fn sample(&self, link: &Link, queues: Range<u32>, deadline: Instant) {
@@ -309,7 +297,7 @@ impl Steering {
 
     /// Whether [`Self::bind`] finds out cheaply when a queue is free. Otherwise an attempt that is too early may take
     /// more time than to wait before it.
-    pub(crate) fn awaits_queue(&self) -> bool {
+    pub(crate) fn is_leased(&self) -> bool {
         self.leased().is_some()
     }
 
@@ -326,120 +314,25 @@ impl Steering {
         }
     }
 
-    /// Whether a queue can get a new socket while the interface is in use: not with a foreign program.
-    pub(crate) fn opens_again(&self) -> bool {
-        self.leased().is_some()
+    /// Sends a request to the owner of the XDP program. A foreign program is not changed, and nothing is answered.
+    pub(crate) fn ask<T: Default>(
+        &self,
+        request: impl FnOnce(&Lease) -> Result<T, LeaseError>,
+    ) -> Result<T, InterfaceError> {
+        match self {
+            Self::External(_) => Ok(T::default()),
+            Self::Leased(leased) => leased.done(request(&leased.lease)),
+        }
     }
 
-    /// Sends a queue's frames to the socket that was prepared last, and is bound, from now on. A foreign program is not
-    /// changed.
+    /// Sends a queue's frames to the socket that was prepared last, and is bound, from now on.
     pub(crate) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.activate(queue, conf)),
-        }
-    }
-
-    /// Has the program drop a queue's frames from now on. A foreign program is not changed.
-    pub(crate) fn withhold(&self, queue: u32) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.withhold(queue)),
-        }
-    }
-
-    /// From now on a queue's frames go to the host; its socket stays where it is.
-    /// Errors: [`InterfaceError`]: the interface or the steward is gone, or away.
-    pub(crate) fn deactivate(&self, queue: u32) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.deactivate(queue)),
-        }
+        self.ask(|lease| lease.activate(queue, conf))
     }
 
     /// Changes the addresses of the network that the queues were leased for.
     pub(crate) fn set_stations(&self, changes: &[StationChange]) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.set_stations(changes)),
-        }
-    }
-
-    /// A reader of multicast frames for the network that the queues were leased for; `None`: a foreign program.
-    pub(crate) fn groups(&self) -> Result<Option<MulticastReader>, InterfaceError> {
-        match self {
-            Self::External(_) => Ok(None),
-            Self::Leased(leased) => leased.done(leased.lease.groups()).map(Some),
-        }
-    }
-
-    /// Connects the network that the queues were leased for with the host, or queries that connection: see
-    /// [`Lease::host`].
-    pub(crate) fn host(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
-        match self {
-            Self::External(_) => Ok(None),
-            Self::Leased(leased) => leased.done(leased.lease.host(has)).map(Some),
-        }
-    }
-
-    /// The same for the tap to the wire, with `queues` queues, in tap mode: see [`Lease::uplink`].
-    pub(crate) fn uplink(
-        &self,
-        has: u32,
-        queues: u32,
-    ) -> Result<Option<(HostEnd, Vec<OwnedFd>)>, InterfaceError> {
-        match self {
-            Self::External(_) => Ok(None),
-            Self::Leased(leased) => leased.done(leased.lease.uplink(has, queues)).map(Some),
-        }
-    }
-
-    /// A tap that sends a queue's GSO packets unsegmented; `None`: the owner of the XDP program provides none.
-    pub(crate) fn send_tap(
-        &self,
-        queue: u32,
-        only_with_tso: bool,
-    ) -> Result<Option<SendTap>, InterfaceError> {
-        let Self::Leased(leased) = self else {
-            return Ok(None);
-        };
-        let given = leased.done(leased.lease.send_tap(queue, only_with_tso))?;
-        Ok(given.map(|(end, descriptor)| SendTap {
-            tap: Tap::new(descriptor),
-            segments_udp: end.cuts_udp,
-        }))
-    }
-
-    /// Stations behind the bridge that the interface is part of: see [`Lease::behind`].
-    pub(crate) fn behind(&self) -> Result<Vec<steer::Station>, InterfaceError> {
-        match self {
-            Self::External(_) => Ok(Vec::new()),
-            Self::Leased(leased) => leased.done(leased.lease.behind()),
-        }
-    }
-
-    /// Changes the addresses that the network advertises: see [`Lease::advertise`].
-    pub(crate) fn advertise(&self, changes: &[AddressChange]) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.advertise(changes)),
-        }
-    }
-
-    /// Has the program decapsulate frames for a vxlan device: see [`Lease::tunnel`]; `None`: a foreign program.
-    pub(crate) fn tunnel(&self, share: u32, device: &str) -> Result<Option<[OwnedFd; 2]>, InterfaceError> {
-        match self {
-            Self::External(_) => Ok(None),
-            Self::Leased(leased) => leased.done(leased.lease.tunnel(share, device)).map(Some),
-        }
-    }
-
-    /// Changes the hosts from which the program takes packets of the tunnel: see [`Lease::change_vteps`].
-    pub(crate) fn change_vteps(&self, share: u32, changes: &[VtepChange]) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.change_vteps(share, changes)),
-        }
+        self.ask(|lease| lease.set_stations(changes))
     }
 
     /// Changes the addresses of a network in a tunnel: see [`Lease::set_tunnel_stations`].
@@ -448,18 +341,7 @@ impl Steering {
         share: u32,
         changes: &[StationChange],
     ) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.set_tunnel_stations(share, changes)),
-        }
-    }
-
-    /// Has the program drop packets for the tunnel from other hosts: see [`Lease::drop_unknown`].
-    pub(crate) fn drop_unknown(&self, share: u32) -> Result<(), InterfaceError> {
-        match self {
-            Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.drop_unknown(share)),
-        }
+        self.ask(|lease| lease.set_tunnel_stations(share, changes))
     }
 
     /// How often the steward came back: see [`Lease::returns`].
