@@ -153,9 +153,7 @@ impl Ports {
             })?;
         }
         if let Some(port) = port {
-            port.set_rates(config.rates);
-            port.set_guard(config);
-            port.set_filter(&config.keys.filter);
+            port.set_rules(config);
         }
         Ok(())
     }

@@ -8,7 +8,8 @@ use model::config::{Direction, Filter, Rule};
 
 /// Reads the rules of a port.
 pub(crate) fn read(port: &Port) -> RulesStatus {
-    let (config, compiled) = port.filter_rules();
+    let (keys, compiled) = port.filter_rules();
+    let config = &keys.filter;
     let mut frames = vec![0; config.rule.len()];
     for rules in [&compiled.from_guest, &compiled.to_guest].into_iter().flatten() {
         for (number, count) in rules.counts() {
@@ -22,8 +23,8 @@ pub(crate) fn read(port: &Port) -> RulesStatus {
     };
     RulesStatus {
         rules: config.rule.iter().zip(frames).map(with_frames).collect(),
-        from_guest: read_direction(&config, Direction::FromGuest, compiled.from_guest.as_deref()),
-        to_guest: read_direction(&config, Direction::ToGuest, compiled.to_guest.as_deref()),
+        from_guest: read_direction(config, Direction::FromGuest, compiled.from_guest.as_deref()),
+        to_guest: read_direction(config, Direction::ToGuest, compiled.to_guest.as_deref()),
     }
 }
 

@@ -8,82 +8,92 @@ use crate::config::{HintsConfig, PortConfig};
 use crate::nic::error::InterfaceError;
 use common::lock::Locked;
 use dataplane::fdb::FdbKey;
+use dataplane::lane::Lane;
 use dataplane::nic::hints::XdpMetadata;
 use dataplane::policy::capture::Capture;
-use dataplane::policy::filter::PortFilter;
+use dataplane::policy::filter::{LaneFilter, PortFilter};
 use dataplane::policy::guard::Guard;
 use dataplane::policy::rate_limit::PortLimits;
-use model::config::Filter;
-use model::config::Policy;
+use model::config::{Policy, Port as Keys};
 use model::rates::PortRates;
 
+/// What takes effect while the guest stays connected.
+#[derive(Clone)]
+pub(crate) struct Live {
+    /// The keys that the others follow from.
+    pub(super) keys: Arc<Keys>,
+    pub(super) hints: HintsConfig,
+    pub(super) limits: PortLimits,
+    /// The source guard, outside of networks: in a network the FDB contains it.
+    pub(super) guard: Option<Guard>,
+    /// The compiled filter rules, which have the counters, and the capture.
+    pub(super) filter: PortFilter,
+}
+
+impl Live {
+    pub(super) fn new(config: &PortConfig) -> Self {
+        Self {
+            keys: Arc::clone(&config.keys),
+            hints: config.hints(),
+            limits: PortLimits::new(config.rates),
+            guard: config.guard(),
+            filter: PortFilter::new(&config.keys.filter),
+        }
+    }
+
+    /// Sets the rules of a pair's lane, with this part of [`Self::filter`]. Returns its earlier filter.
+    pub(super) fn set(&self, lane: &mut dyn Lane, filter: LaneFilter) -> LaneFilter {
+        lane.set_limits(&self.limits);
+        lane.set_guard(self.guard.as_ref());
+        lane.set_filter(filter)
+    }
+}
+
 impl Port {
-    /// The rate limits of its lanes.
-    pub(super) fn limits(&self) -> PortLimits {
-        self.limits.locked().clone()
+    pub(super) fn live(&self) -> Live {
+        self.live.locked().clone()
     }
 
     /// The configured rates.
     pub(crate) fn rates(&self) -> PortRates {
-        self.limits().rates
-    }
-
-    /// Sets the rates; the guest stays connected. On return they are in effect.
-    pub(crate) fn set_rates(self: &Arc<Self>, rates: PortRates) {
-        let change = move |port: &Arc<Self>, state: &mut PortState| {
-            let limits = PortLimits::new(rates);
-            *port.limits.locked() = limits.clone();
-            if let Some(session) = &state.session {
-                session.set_limits(&limits, &port.workers);
-            }
-        };
-        // A port that has ended has no lanes.
-        let _ = self.ask(Task::Change, change);
-    }
-
-    /// The compiled filter of its lanes.
-    pub(super) fn filter(&self) -> PortFilter {
-        self.filter.locked().1.clone()
+        self.live.locked().limits.rates
     }
 
     /// The filter rules as configured, and the compiled filter, which has the counters.
-    pub(crate) fn filter_rules(&self) -> (Filter, PortFilter) {
-        self.filter.locked().clone()
+    pub(crate) fn filter_rules(&self) -> (Arc<Keys>, PortFilter) {
+        let Live { keys, filter, .. } = self.live();
+        (keys, filter)
     }
 
-    /// Sets the filter rules; the guest stays connected. On return they apply to every frame. Counters restart at 0,
-    /// unless the rules are the same.
-    pub(crate) fn set_filter(self: &Arc<Self>, config: &Filter) {
-        if self.filter.locked().0 == *config {
-            return;
-        }
-        let compiled = PortFilter::new(config);
-        let config = config.clone();
-        self.change_filter(move |before| {
-            let capture = before.1.capture.take();
-            *before = (config, PortFilter { capture, ..compiled });
+    /// Sets rates, source guard and filter rules; the guest stays connected. On return they apply to every frame.
+    /// Counters of filter rules restart at 0, unless the rules are the same.
+    pub(crate) fn set_rules(self: &Arc<Self>, config: &PortConfig) {
+        let (keys, filter) = (&config.keys, &config.keys.filter);
+        let compiled = (self.live().keys.filter != *filter).then(|| PortFilter::new(filter));
+        self.change_live(|live| {
+            (live.keys, live.guard) = (Arc::clone(keys), config.guard());
+            live.limits = PortLimits::new(config.rates);
+            if let Some(compiled) = compiled {
+                let capture = live.filter.capture.take();
+                live.filter = PortFilter { capture, ..compiled };
+            }
         });
     }
 
     /// Sets where the guest's frames are captured to; `None`: ends the capture. On return it applies to every frame.
     /// The filter rules do not change.
     pub(crate) fn set_capture(self: &Arc<Self>, capture: Option<Arc<Capture>>) {
-        self.change_filter(move |before| before.1.capture = capture);
+        self.change_live(|live| live.filter.capture = capture);
     }
 
-    fn change_filter(self: &Arc<Self>, change: impl FnOnce(&mut (Filter, PortFilter)) + Send + 'static) {
-        let change = move |port: &Arc<Self>, state: &mut PortState| {
-            let filter = {
-                let mut filter = port.filter.locked();
-                change(&mut filter);
-                filter.1.clone()
-            };
-            if let Some(session) = &state.session {
-                session.set_filter(&filter, &port.workers);
-            }
-        };
+    fn change_live(self: &Arc<Self>, change: impl FnOnce(&mut Live)) {
         // A port that has ended has no lanes.
-        let _ = self.ask(Task::Change, change);
+        let _ = self.ask(Task::Change, |port, state| {
+            change(&mut port.live.locked());
+            if let Some(session) = &state.session {
+                session.set_rules(&port.live(), &port.workers);
+            }
+        });
     }
 
     /// Sets the hints of its frames; the guest stays connected, and no frame is lost. On return they are in effect, or
@@ -94,7 +104,7 @@ impl Port {
             if let Some(interface) = &state.interface {
                 interface.switch_hints(hints, &mut port.teller(state))?;
             }
-            *port.hints.locked() = hints;
+            port.live.locked().hints = hints;
             if state.interface.is_none() {
                 // With these hints the interface may open.
                 port.look_again();
@@ -107,7 +117,7 @@ impl Port {
 
     /// The requested hints.
     pub(crate) fn hints(&self) -> HintsConfig {
-        *self.hints.locked()
+        self.live.locked().hints
     }
 
     /// A function that sends the lane of a queue the metadata of its frames.
@@ -128,25 +138,6 @@ impl Port {
 
     /// The rules for its guest's frames, as `status` shows them.
     pub(crate) fn rules(&self) -> Policy {
-        self.rules.locked().clone()
-    }
-
-    /// The source guard of its lanes, outside of networks.
-    pub(super) fn guard(&self) -> Option<Guard> {
-        self.guard.locked().clone()
-    }
-
-    /// Sets the source guard; the guest stays connected. On return it is in effect. In a network the FDB contains it.
-    pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
-        let (guard, rules) = (config.guard(), config.keys.policy());
-        let change = move |port: &Arc<Self>, state: &mut PortState| {
-            (*port.guard.locked()).clone_from(&guard);
-            *port.rules.locked() = rules.clone();
-            if let Some(session) = &state.session {
-                session.set_guard(guard.as_ref(), &port.workers);
-            }
-        };
-        // A port that has ended has no lanes.
-        let _ = self.ask(Task::Change, change);
+        self.live.locked().keys.policy()
     }
 }

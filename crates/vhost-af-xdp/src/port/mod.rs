@@ -34,7 +34,7 @@ use common::drivers;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{HintsConfig, InterfaceQueues, NicConfig, PortConfig, QueueOptions};
+use crate::config::{InterfaceQueues, NicConfig, PortConfig, QueueOptions};
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -43,6 +43,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::wakers::PortRetry;
 use crate::port::attachment::{Attachment, Member, NULL_MTU, PatchPort};
 use crate::port::lanes::LaneError;
+use crate::port::limits::Live;
 use crate::port::losses::Losses;
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
@@ -53,12 +54,7 @@ use crate::supervision::alarm::Alarm;
 use crate::thread;
 use common::lock::Locked;
 use dataplane::fdb::FdbKey;
-use dataplane::policy::filter::PortFilter;
-use dataplane::policy::guard::Guard;
-use dataplane::policy::rate_limit::PortLimits;
 use dataplane::worker::workers::Workers;
-use model::config::Filter;
-use model::config::Policy;
 use program::log_limit::{LeftOut, LogLimit};
 
 /// How long a starting daemon waits for a busy queue. The kernel releases the queue of a killed process under the lock
@@ -191,16 +187,8 @@ pub(crate) struct Port {
     /// Its name in the log and `status`.
     name: Arc<str>,
     state: TicketLock<PortState>,
-    /// Rate limits of its guest.
-    limits: Mutex<PortLimits>,
-    /// The source guard, outside of networks.
-    guard: Mutex<Option<Guard>>,
-    /// The filter rules: as configured, and compiled.
-    filter: Mutex<(Filter, PortFilter)>,
-    /// The requested hints.
-    hints: Mutex<HintsConfig>,
-    /// VLAN, network options, source guard and filter as configured, for `status`.
-    rules: Mutex<Policy>,
+    /// What can change while the guest stays connected.
+    live: Mutex<Live>,
     /// Which kinds of lost frames were logged.
     losses: Mutex<Losses>,
     /// Limits log lines that VMMs can cause.
@@ -273,11 +261,7 @@ impl Port {
         let mut port = Self {
             name: Arc::clone(&config.name),
             counters: (0..config.queues).map(|_| Arc::default()).collect(),
-            limits: Mutex::new(PortLimits::new(config.rates)),
-            guard: Mutex::new(config.guard()),
-            filter: Mutex::new((config.keys.filter.clone(), PortFilter::new(&config.keys.filter))),
-            hints: Mutex::new(config.hints()),
-            rules: Mutex::new(config.keys.policy()),
+            live: Mutex::new(Live::new(&config)),
             config,
             interfaces,
             attached,
@@ -429,9 +413,7 @@ impl Port {
             name: &self.name,
             lines: &self.direct_lines,
             counters: &self.counters,
-            limits: self.limits(),
-            guard: self.guard(),
-            filter: self.filter(),
+            live: self.live(),
             attachment,
             opens: true,
         }

@@ -31,15 +31,13 @@ use crate::port::announce;
 use crate::port::attachment::Attachment;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
+use crate::port::limits::Live;
 use crate::port::memory::{MemoryError, MemoryTable};
 use crate::port::registration::UnderWay;
 use crate::supervision::alarm::Alarm;
 use crate::supervision::sigbus::{Watch, Watched};
 use dataplane::lane::{Lane, Siblings};
 use dataplane::nic::hints::XdpMetadata;
-use dataplane::policy::filter::PortFilter;
-use dataplane::policy::guard::Guard;
-use dataplane::policy::rate_limit::PortLimits;
 use dataplane::worker::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
 use device::control::ControlQueue;
@@ -107,12 +105,8 @@ pub(crate) struct PortContext<'a> {
     /// Limits log lines of lanes that the VMM can cause with its memory.
     pub(crate) lines: &'a Mutex<LogLimit>,
     pub(crate) counters: &'a [Arc<PairCounters>],
-    /// Rate limits of the guest.
-    pub(crate) limits: PortLimits,
-    /// The source guard, outside of networks; `None`: none.
-    pub(crate) guard: Option<Guard>,
-    /// The filter rules for frames from and to the guest.
-    pub(crate) filter: PortFilter,
+    /// What can change while the guest stays connected.
+    pub(crate) live: Live,
     /// What each pair is attached to; empty while the interface is gone.
     pub(crate) attachment: &'a [Attachment],
     /// Queues can be opened now; open queues continue in any case.
@@ -400,12 +394,6 @@ impl Session {
         }
     }
 
-    /// Sets the rate limits.
-    pub(crate) fn set_limits(&self, limits: &PortLimits, workers: &Workers) {
-        let limits = limits.clone();
-        self.change_lanes(workers, move |lane| lane.set_limits(&limits));
-    }
-
     /// Sets the metadata of frames of a pair's queue.
     pub(crate) fn set_metadata(&self, pair: usize, metadata: &XdpMetadata, workers: &Workers) {
         if let Some(lane) = self.lanes.get(pair).and_then(Option::as_ref) {
@@ -414,23 +402,18 @@ impl Session {
         }
     }
 
-    /// Sets the filter rules. The lanes' earlier ones are freed here, not by a worker.
-    pub(crate) fn set_filter(&self, filter: &PortFilter, workers: &Workers) {
+    /// Sets rates, source guard and filter rules. The lanes' earlier rules are freed here, not by a worker.
+    pub(crate) fn set_rules(&self, rules: &Live, workers: &Workers) {
         for (pair, lane) in (0..).zip(&self.lanes) {
             let Some(lane) = lane else { continue };
-            let filter = filter.for_a_lane(pair);
+            let (rules, filter) = (rules.clone(), rules.filter.for_a_lane(pair));
             let (give, before) = mpsc::channel();
             lane.change(workers, move |lane, _siblings| {
-                let _ = give.send(lane.set_filter(filter));
+                let earlier = rules.set(lane, filter);
+                let _ = give.send((earlier, rules));
             });
             drop(before.recv());
         }
-    }
-
-    /// Sets the source guard.
-    pub(crate) fn set_guard(&self, guard: Option<&Guard>, workers: &Workers) {
-        let guard = guard.cloned();
-        self.change_lanes(workers, move |lane| lane.set_guard(guard.as_ref()));
     }
 
     /// The device, for SET_VRING_NUM, SET_VRING_ADDR and SET_VRING_BASE: the vring's lane is stopped if it runs with

@@ -468,12 +468,10 @@ impl Session {
 
     /// Gives a lane to the worker that it belongs to.
     fn give_to_worker(&self, pair: usize, mut lane: Box<dyn Lane>, context: &PortContext<'_>) -> LaneAt {
-        lane.set_limits(&context.limits);
-        lane.set_guard(context.guard.as_ref());
         let (cell, alarm) = (Arc::clone(&self.fault), self.connection.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
-        drop(lane.set_filter(context.filter.for_a_lane(pair)));
+        drop(context.live.set(&mut *lane, context.live.filter.for_a_lane(pair)));
         let attachment = context.attachment.get(usize::from(pair));
         let role = match attachment {
             Some(attachment) => attachment.role(context.name, pair),
