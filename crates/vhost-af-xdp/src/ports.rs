@@ -51,14 +51,7 @@ pub(crate) struct Ports {
 /// A port with what belongs to it.
 struct Running {
     port: Arc<Port>,
-    attached: AttachedTo,
     acceptor: Option<Arc<AcceptThread>>,
-}
-
-/// A port that is open, but not started yet.
-struct Ready {
-    port: Arc<Port>,
-    attached: AttachedTo,
 }
 
 impl Ports {
@@ -88,26 +81,26 @@ impl Ports {
             let is_added = (config.file.as_ref()).is_some_and(|file| at >= file.tables.networks.len());
             started(self.open_network(network), is_added)?;
         }
-        let mut ready: Vec<(Ready, VmmSource)> = Vec::new();
+        let mut ready: Vec<(Arc<Port>, VmmSource)> = Vec::new();
         for (port, source) in sources {
-            let ends: Vec<_> = ready
+            let ends = ready
                 .iter()
-                .filter_map(|(ready, _)| ready.attached.patch().cloned())
-                .collect();
+                .filter_map(|(port, _)| port.attached.patch().cloned());
+            let ends: Vec<_> = ends.collect();
             let opened = self.open_with_queues(port, &ends);
             if let Some(opened) = started(opened, config.is_added_port(&port.name))? {
                 ready.push((opened, source));
             }
         }
-        ready.iter().for_each(|(ready, _)| ready.port.close_queues());
+        ready.iter().for_each(|(port, _)| port.close_queues());
         let networks = self.networks();
         let uplinks = networks.iter().flat_map(|network| network.nodes());
-        let pairs = ready.iter().flat_map(|(ready, _)| ready.port.nodes());
+        let pairs = ready.iter().flat_map(|(port, _)| port.nodes());
         let pairs: Vec<_> = pairs.chain(uplinks).collect();
         self.workers
             .settle(&nodes.places(config.workers, &config.cpus, &pairs));
-        for (ready, source) in ready {
-            self.run(ready, source)?;
+        for (port, source) in ready {
+            self.run(port, source)?;
         }
         Ok(())
     }
@@ -115,46 +108,36 @@ impl Ports {
     /// Opens and starts another port.
     /// Errors: why it cannot be added, naming the remedy; nothing of it stays.
     pub(crate) fn add(&self, port: &PortConfig, source: VmmSource) -> anyhow::Result<()> {
-        let ends: Vec<_> = self
-            .running()
+        let all = self.all();
+        let ends: Vec<_> = all
             .iter()
-            .filter_map(|it| it.attached.patch().cloned())
+            .filter_map(|port| port.attached.patch().cloned())
             .collect();
-        let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
+        let others: u64 = all.iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
-        let ready = self.open_with_queues(port, &ends)?;
-        ready.port.close_queues();
-        self.run(ready, source)
+        let port = self.open_with_queues(port, &ends)?;
+        port.close_queues();
+        self.run(port, source)
     }
 
     /// Applies changes of a port's configuration that need no restart (`x-live`).
     /// Errors: why they cannot be applied, naming the remedy; nothing changes then.
     pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
-        let attached = {
-            let running = self.running();
-            let it = running.iter().find(|it| it.port.name() == &*config.name);
-            it.map(|it| it.attached.clone())
+        let Some(port) = self.named(&config.name) else {
+            return Ok(());
         };
-        let port = self.named(&config.name);
         let refused = |error: &dyn Error| anyhow!("port {}: {}", config.name, with_sources(error));
-        let hints = port.as_ref().map(|port| port.hints());
-        if let Some(port) = &port {
-            let switched = port.set_hints(config.hints());
-            switched.map_err(|error| refused(&error))?;
-        }
-        if let Some(AttachedTo::Network(end)) = attached {
+        let hints = port.hints();
+        port.set_hints(config.hints()).map_err(|error| refused(&error))?;
+        if let AttachedTo::Network(end) = &port.attached {
             let changed = end.network.change(end.number, config, mac_of(config));
             changed.map_err(|error| {
-                if let (Some(port), Some(hints)) = (&port, hints) {
-                    // Restores the earlier hints; an error of the steward shows later.
-                    let _ = port.set_hints(hints);
-                }
+                // Restores the earlier hints; an error of the steward shows later.
+                let _ = port.set_hints(hints);
                 refused(&error)
             })?;
         }
-        if let Some(port) = port {
-            port.set_rules(config);
-        }
+        port.set_rules(config);
         Ok(())
     }
 
@@ -174,7 +157,7 @@ impl Ports {
             acceptor.close(&gone.port);
         }
         gone.port.remove();
-        leave(&gone.attached);
+        leave(&gone.port.attached);
         let deadline = Instant::now() + STOPPING;
         while !gone.port.is_gone() {
             if Instant::now() >= deadline {
@@ -230,23 +213,16 @@ impl Ports {
         looked.filter_map(|port| port.looks.next()).min()
     }
 
-    /// As [`Self::open`]; opens the queues, too.
-    fn open_with_queues(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
-        let ready = self.open(port, ends)?;
-        open_queues(&ready.port).inspect_err(|_| leave(&ready.attached))?;
-        Ok(ready)
-    }
-
-    /// Opens a port. `ends`: ends of cables that are in use.
-    fn open(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
+    /// Opens a port and its queues. `ends`: ends of cables that are in use.
+    fn open_with_queues(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Arc<Port>> {
         let attached = self.join(port, ends)?;
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
         let opened = Port::open(port.clone(), interfaces, workers, attached.clone(), &self.watch);
-        let port = opened.map_err(|error| {
+        let opened = opened.and_then(|port| port.open_queues().map(|()| port));
+        opened.map_err(|error| {
             leave(&attached);
             anyhow!("port {}: {}", port.name, with_sources(&error))
-        })?;
-        Ok(Ready { port, attached })
+        })
     }
 
     /// Connects a port with its network or cable, if it has one. `ends`: ends of cables that are in use.
@@ -359,21 +335,15 @@ impl Ports {
         self.networks().iter().for_each(|network| network.stop());
     }
 
-    fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
-        let Ready { port, attached } = ready;
+    fn run(&self, port: Arc<Port>, source: VmmSource) -> anyhow::Result<()> {
         port.start();
-        let served = self.serve(&port, source).context(NO_THREAD);
-        let (acceptor, failed) = match served {
+        let (acceptor, failed) = match self.serve(&port, source).context(NO_THREAD) {
             Ok(acceptor) => (acceptor, None),
             Err(error) => (None, Some(error)),
         };
         tracing::info!(port = %port.config.name, "ready");
         let (name, started) = (Arc::clone(&port.config.name), Arc::clone(&port));
-        self.running().push(Running {
-            port,
-            attached,
-            acceptor,
-        });
+        self.running().push(Running { port, acceptor });
         started.looks.retry();
         if let Some(error) = failed {
             // A port that is not served is useless.
@@ -433,9 +403,4 @@ fn leave(attached: &AttachedTo) {
     if let AttachedTo::Network(end) = attached {
         end.network.leave(end.number);
     }
-}
-
-fn open_queues(port: &Port) -> anyhow::Result<()> {
-    let done = port.open_queues();
-    done.map_err(|error| anyhow!("port {}: {}", port.name(), with_sources(&error)))
 }

@@ -182,7 +182,7 @@ pub(crate) struct Port {
     pub(crate) counters: Vec<Arc<PairCounters>>,
     interfaces: Arc<Interfaces>,
     /// What it is connected with inside this process.
-    attached: AttachedTo,
+    pub(crate) attached: AttachedTo,
     workers: Arc<Workers>,
     /// Its name in the log and `status`.
     name: Arc<str>,
