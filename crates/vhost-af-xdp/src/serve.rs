@@ -12,9 +12,9 @@ mod listening;
 use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -24,12 +24,12 @@ use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
-use self::answering::Answers;
 use self::listening::{Leftovers, listen_for_http, listen_for_status, vmm_source};
-use model::state::Status;
 
 use super::config::{Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
+use crate::api::capture::Captures;
+use crate::api::control_socket::Server;
 use crate::api::gateway;
 use crate::check::{check_privileges, user_of};
 use crate::config::QueueOptions;
@@ -152,23 +152,21 @@ impl<'a> Sandboxed<'a> {
         let idle_timeout = config.keys.process.idle_timeout;
         port_watch::start(Arc::clone(&ports), idle_timeout, self.signals.handle()).context(NO_THREAD)?;
         let reload = start_reload(config, &ports, self.helper.requests(), reach)?;
-        let read = answering::status_of(
-            config,
-            (&ports, &workers),
+        let api = config.api.all.as_ref();
+        let server = Arc::new(Server {
+            captures: Captures::of(&ports),
+            ports: Arc::clone(&ports),
+            workers: Arc::clone(&workers),
             watchdog,
-            self.in_force,
-            reload.clone(),
-        );
-        let answers = Answers {
-            ports: &ports,
-            workers: &workers,
-            read: &read,
-            reload: reload.as_ref(),
-        };
-        answers.start(self.control, self.api, config.api.all.is_some())?;
+            in_force: self.in_force,
+            api: api.and_then(|(path, _)| std::path::absolute(path).ok()),
+            reload,
+            look: Mutex::default(),
+        });
+        answering::start(&server, self.control, self.api, config.api.all.is_some())?;
         self.manager.tell_ready();
         let lost = watch_helper(&self.helper, self.signals.handle())?;
-        wait_for_the_end(&mut self.signals, &*read, reload.as_ref());
+        wait_for_the_end(&mut self.signals, &server);
         ending.raise();
         stop(&ports.all());
         ports.stop_networks();
@@ -230,11 +228,15 @@ fn start_reload(
 }
 
 /// Waits for a signal that ends the daemon, or until a thread closes `signals`.
-fn wait_for_the_end(signals: &mut Signals, read: impl Fn(&[String]) -> Status, reload: Option<&Reload>) {
+fn wait_for_the_end(signals: &mut Signals, server: &Server) {
     for signal in signals.forever() {
-        match (signal, reload) {
+        match (signal, &server.reload) {
             // If nobody reads the standard error, that is no reason to end.
-            (SIGUSR1, _) => drop(write!(io::stderr(), "{}", tree(&read(&[])).unwrap_or_default())),
+            (SIGUSR1, _) => drop(write!(
+                io::stderr(),
+                "{}",
+                tree(&server.status(&[])).unwrap_or_default()
+            )),
             (SIGHUP, Some(reload)) => reload.ask(),
             (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is no configuration file"),
             _ => return,

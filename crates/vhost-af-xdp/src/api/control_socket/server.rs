@@ -7,22 +7,27 @@
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use model::config::TableKind;
 use model::control::{Answer, Change, Changed, Done, Kind, LONGEST_REQUEST, Refused, Request, line};
-use model::state::{RulesStatus, Status};
+use model::state::{Sandbox, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::connections::{Connections, Place};
 use super::writing::{WRITE, answer, write_within};
 use crate::api::capture::Captures;
+use crate::api::{rules_status, status};
 use crate::journal::JOURNAL;
+use crate::ports::Ports;
 use crate::reload::Reload;
+use crate::supervision::watchdog::Watchdog;
 use crate::thread;
 use common::lock::Locked;
+use dataplane::worker::workers::Workers;
 
 /// Time between two reads of the state by one connection.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -45,25 +50,34 @@ pub(crate) struct Access {
     pub(crate) capture: bool,
 }
 
-type ReadStatus = Box<dyn Fn(&[String]) -> Status + Send + Sync>;
-type ReadRules = Box<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>;
-
-/// Data and functions for answers.
+/// Answers clients of the control socket and the gateway.
 pub(crate) struct Server {
-    /// Reads the state, at least what is at this path.
-    pub(crate) read: ReadStatus,
-    /// Reads the filter rules of the port of a name.
-    pub(crate) rules: ReadRules,
+    pub(crate) ports: Arc<Ports>,
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) in_force: Sandbox,
+    /// The socket of the API, as an absolute path.
+    pub(crate) api: Option<PathBuf>,
     /// Changes ports; `None`: the daemon has no configuration file.
     pub(crate) reload: Option<Reload>,
-    /// Resets the statistics of workers.
-    pub(crate) reset: Box<dyn Fn() + Send + Sync>,
     pub(crate) captures: Arc<Captures>,
     /// Held while the state is read.
     pub(crate) look: Mutex<()>,
 }
 
 impl Server {
+    /// Reads the daemon's state, at least what is at this path.
+    pub(crate) fn status(&self, path: &[String]) -> Status {
+        let (ports, networks) = (self.ports.all(), self.ports.networks());
+        let of = (&ports[..], &networks[..]);
+        let mut status = status::read(path, of, &self.workers, &self.watchdog, &self.in_force);
+        status.api.clone_from(&self.api);
+        if let Some(reload) = &self.reload {
+            reload.add_configuration(&mut status);
+        }
+        status
+    }
+
     /// Accepts clients, for ever.
     pub(crate) fn accept(self: &Arc<Self>, listener: &UnixListener, of: &Arc<Connections>, access: Access) {
         for stream in listener.incoming() {
@@ -137,12 +151,13 @@ impl Server {
         if let [ports, name, rules] = path
             && (ports.as_str(), rules.as_str()) == ("ports", "rules")
         {
-            let rules = (self.rules)(name).ok_or_else(|| Refused::absent(TableKind::Port, name));
+            let rules = self.ports.named(name).map(|port| rules_status::read(&port));
+            let rules = rules.ok_or_else(|| Refused::absent(TableKind::Port, name));
             return Ok(line(&Answer::from(rules))?);
         }
         let status = {
             let _one = self.look.locked();
-            (self.read)(path)
+            self.status(path)
         };
         if path.is_empty() {
             return Ok(line(&Answer::Ok(status))?);
@@ -155,7 +170,7 @@ impl Server {
 
     fn change(&self, change: Change, place: &Place) -> Result<Changed, Refused> {
         if change == Change::ResetWorkers {
-            (self.reset)();
+            self.workers.reset_statistics();
             return Ok(Changed {
                 what: Done::Reset,
                 done: vec!["statistics of workers were reset".to_owned()],
