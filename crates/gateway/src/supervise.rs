@@ -29,7 +29,7 @@ use program::descriptors;
 use program::handed::taken;
 use program::log::LogArgs;
 use program::sandbox::{self, Calls, Layer, Layers, Plan, Reach, User};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::SendFlags;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, pidfd_open,
@@ -131,16 +131,7 @@ fn keep_running(link: &UnixStream, listeners: &Listeners<OwnedFd>, limited: bool
 
 /// Whether the daemon ends within this time.
 fn ends_within(link: &UnixStream, time: Duration) -> io::Result<bool> {
-    let deadline = Instant::now() + time;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).unwrap_or_default();
-        match poll(&mut [PollFd::new(link, PollFlags::IN)], Some(&left)) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-            Ok(ready) => return Ok(ready > 0),
-        }
-    }
+    descriptors::is_readable(link, Some(Instant::now() + time))
 }
 
 /// The process that answers clients.

@@ -1,10 +1,12 @@
-//! Messages on Unix sockets that carry descriptors (SCM_RIGHTS).
+//! Messages on Unix sockets that carry descriptors (SCM_RIGHTS), and waiting for one descriptor.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -24,6 +26,24 @@ pub struct Received {
     pub is_truncated: bool,
     /// It carried more descriptors, for which this process had no room.
     pub lacks_descriptors: bool,
+}
+
+/// Waits until a descriptor is readable or at its end, or until a deadline; `None`: for ever. Returns whether it is.
+///
+/// # Errors
+/// The kernel's.
+pub fn is_readable(fd: impl AsFd, until: Option<Instant>) -> io::Result<bool> {
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left
+            .map(Timespec::try_from)
+            .transpose()
+            .map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
 }
 
 /// Sends `bytes` with `descriptors`. A closed connection raises no SIGPIPE.

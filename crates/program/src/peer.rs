@@ -4,10 +4,12 @@
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+
+use crate::descriptors;
 
 /// SO_PEERPIDFD, Linux 6.5 (include/uapi/asm-generic/socket.h).
 const SO_PEERPIDFD: c_int = 77;
@@ -51,10 +53,7 @@ pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => false,
         // No process has that number, or another process has it now.
         Err(_) => true,
-        Ok(process) => {
-            let mut readable = [PollFd::new(&process, PollFlags::IN)];
-            !matches!(poll(&mut readable, Some(&Timespec::default())), Ok(0))
-        }
+        Ok(process) => descriptors::is_readable(process, Some(Instant::now())).unwrap_or(true),
     }
 }
 

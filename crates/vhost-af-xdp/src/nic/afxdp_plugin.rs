@@ -23,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use program::descriptors;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
@@ -177,19 +176,11 @@ impl Plugin {
     }
 
     fn wait(&self, request: &str) -> Result<(), PluginError> {
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let silent = || PluginError::Silent {
+        match descriptors::is_readable(&self.socket, Some(Instant::now() + ANSWER_TIMEOUT))? {
+            true => Ok(()),
+            false => Err(PluginError::Silent {
                 request: request.to_owned(),
-            };
-            let left = Timespec::try_from(left).map_err(|_| silent())?;
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
-                Ok(0) => return Err(silent()),
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(io::Error::from(errno).into()),
-            }
+            }),
         }
     }
 

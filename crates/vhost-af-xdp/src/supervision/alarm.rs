@@ -11,7 +11,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
+use program::descriptors;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 
@@ -63,7 +65,6 @@ impl Alarm {
 
     /// Whether the alarm was raised; it stays raised.
     pub(crate) fn is_raised(&self) -> bool {
-        let now = Timespec::default();
-        poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+        descriptors::is_readable(&self.0, Some(Instant::now())).unwrap_or(false)
     }
 }

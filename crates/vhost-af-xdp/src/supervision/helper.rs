@@ -35,7 +35,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::num::NonZeroU16;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -48,8 +48,8 @@ use std::time::Duration;
 use anyhow::Context;
 use model::config::{ConfigFile, Daemon, IpPrefix, Prefixes};
 use model::policy::{AfXdpRule, Allow, Lessee, Memlock, NameOrNumber, QueueNumbers, QueueRule, ZcrxRule};
+use program::descriptors;
 use program::log::{self, LogArgs};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -345,7 +345,7 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
                 .and_then(|server| server.with_reload(others.asked, PolicySource::Given(others.policies)))
                 .and_then(|mut server| server.run(end.as_fd()))
         }
-        None => wait_for(end.as_fd()),
+        None => descriptors::is_readable(&end, None).map(drop),
     };
     files.remove_all();
     // Open until here, because the paths of the socket files lead through them (/proc/self/fd).
@@ -437,16 +437,6 @@ impl Policies {
             .map_err(|_| ended())?;
         (&self.tell).write_all(&[0]).map_err(|_| ended())?;
         done.recv_timeout(POLICY_TIMEOUT).map_err(|_| ended())
-    }
-}
-
-fn wait_for(end: BorrowedFd<'_>) -> io::Result<()> {
-    loop {
-        match poll(&mut [PollFd::from_borrowed_fd(end, PollFlags::IN)], None) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-            Ok(_) => return Ok(()),
-        }
     }
 }
 

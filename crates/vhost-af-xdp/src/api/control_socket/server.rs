@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use model::config::TableKind;
 use model::control::{Answer, Change, Changed, Done, Kind, LONGEST_REQUEST, Refused, Request, line};
 use model::state::{Sandbox, Status};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use program::descriptors;
 use serde_json::Value;
 
 use super::connections::{Connections, Place};
@@ -251,8 +251,7 @@ fn tell(place: &Place, after: u64) -> io::Result<()> {
 
 /// Whether the client has closed its side, or sends something.
 fn has_ended(stream: &UnixStream) -> bool {
-    let mut sources = [PollFd::new(stream, PollFlags::IN)];
-    poll(&mut sources, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    descriptors::is_readable(stream, Some(Instant::now())).unwrap_or(false)
 }
 
 fn refuse(stream: &UnixStream, refused: Refused) -> io::Result<()> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use program::{descriptors, peer};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::supervision::private_memory::{self, MappedFile};
@@ -56,15 +56,10 @@ pub(crate) fn private_address(
 impl Queries {
     fn ask(&self, connection: BorrowedFd<'_>, files: &[MappedFile<BorrowedFd<'_>>]) -> Option<u64> {
         let answer = self.send(connection, files)?;
-        let deadline = Instant::now() + self.timeout;
-        loop {
-            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()?;
-            match poll(&mut [PollFd::new(&answer, PollFlags::IN)], Some(&left)) {
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(1..) => break,
-                Ok(0) | Err(_) => return None,
-            }
-        }
+        let until = Some(Instant::now() + self.timeout);
+        descriptors::is_readable(&answer, until)
+            .ok()
+            .filter(|&is_answered| is_answered)?;
         let mut address = [0; 8];
         rustix::io::read(&answer, &mut address).ok()?;
         Some(u64::from_ne_bytes(address)).filter(|&address| address != NONE)
