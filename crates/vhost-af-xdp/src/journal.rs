@@ -22,22 +22,6 @@ pub(crate) enum Subject<'a> {
     Network(&'a str),
 }
 
-impl<'a> Subject<'a> {
-    fn port(self) -> Option<&'a str> {
-        match self {
-            Self::Port(name) => Some(name),
-            Self::Network(_) => None,
-        }
-    }
-
-    fn network(self) -> Option<&'a str> {
-        match self {
-            Self::Network(name) => Some(name),
-            Self::Port(_) => None,
-        }
-    }
-}
-
 /// See the module's head.
 pub(crate) struct Journal {
     ring: Mutex<Ring>,
@@ -60,13 +44,17 @@ impl Journal {
     pub(crate) fn add(&self, of: Subject<'_>, event: What, reason: Option<String>, detail: Option<String>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
+        let (port, network) = match of {
+            Subject::Port(name) => (Some(name.to_owned()), None),
+            Subject::Network(name) => (None, Some(name.to_owned())),
+        };
         let mut ring = self.ring.locked();
         let sequence = ring.newest() + 1;
         ring.push(Event {
             sequence,
             unix_ms,
-            port: of.port().map(str::to_owned),
-            network: of.network().map(str::to_owned),
+            port,
+            network,
             event,
             reason,
             detail,
