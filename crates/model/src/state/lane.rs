@@ -19,7 +19,7 @@ pub struct Named {
 }
 
 /// One queue pair.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct LaneStatus {
     /// Number of the queue pair, from 0.
     pub pair: usize,

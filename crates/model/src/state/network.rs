@@ -9,7 +9,7 @@ use super::{LaneStatus, Named, Source};
 use crate::config::Network;
 
 /// One network.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct NetworkStatus {
     /// Its name.
     pub name: String,
@@ -60,7 +60,7 @@ pub struct NetworkStatus {
 }
 
 /// Queues of the interface that carries the packets of the uplink, a vxlan device.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct UnderlayStatus {
     /// The interface.
     pub interface: String,
@@ -102,7 +102,7 @@ impl NetworkStatus {
 }
 
 /// The host, as one more receiver.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct HostStatus {
     /// The tap device that connects it to the network; none: it is not reached.
     pub interface: Option<String>,

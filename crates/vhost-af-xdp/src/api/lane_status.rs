@@ -7,6 +7,7 @@ use device::counters::{Kind, PairCounters};
 use model::state::{LaneStatus, Named};
 use xsk::NumaNode;
 
+use crate::network::ShownLanes;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 
@@ -25,6 +26,16 @@ pub(super) fn all_of(counters: &PairCounters) -> impl Iterator<Item = Named> {
         let is_drop = reading.kind == Kind::Drop;
         named("lane", reading.name, reading.value, is_drop)
     })
+}
+
+/// Reads the state of queues of a network; `interface`: theirs, while it is open.
+pub(super) fn read_all(shown: &ShownLanes, interface: Option<&Interface>) -> Vec<LaneStatus> {
+    let lanes = shown.lanes.iter().enumerate();
+    let read = lanes.map(|(at, lane)| {
+        let facts = lane.facts.upgrade();
+        read(at, lane.queue, &lane.counters, facts.as_deref(), interface)
+    });
+    read.collect()
 }
 
 /// Reads the state of a pair, or of a queue of an uplink.

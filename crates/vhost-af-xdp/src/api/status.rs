@@ -115,7 +115,10 @@ fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
         let port = Arc::clone(port);
         ask(Box::new(move || port.sample(deadline)));
     }
-    for network in networks.iter().filter(|network| network.shown().uplink.is_some()) {
+    for network in networks
+        .iter()
+        .filter(|network| network.shown().status.uplink.is_some())
+    {
         let network = Arc::clone(network);
         ask(Box::new(move || network.sample(deadline)));
     }

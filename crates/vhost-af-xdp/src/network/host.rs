@@ -9,13 +9,14 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use device::counters::PairCounters;
-use model::state::BridgeStatus;
+use model::state::{BridgeStatus, HostStatus, LaneStatus};
 use packet::ethernet::Mac;
 use program::backoff::Retry;
-use steer::{TapTo, with_sources};
+use steer::{TapTo, mac_text, with_sources};
 use steward_client::Lease;
 use steward_protocol::HostEnd;
 
+use super::seen::{ShownLane, ShownLanes};
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -46,17 +47,6 @@ struct End {
     facts: Arc<LaneFacts>,
 }
 
-/// The published state of the connection to the host.
-#[derive(Clone)]
-pub(crate) struct ShownHost {
-    pub(crate) interface: Option<String>,
-    pub(crate) macs: Vec<Mac>,
-    pub(crate) bridge: Option<BridgeStatus>,
-    pub(crate) counters: Arc<PairCounters>,
-    pub(crate) lane: Option<Weak<LaneFacts>>,
-    pub(crate) impaired: Option<String>,
-}
-
 impl Host {
     /// Whether the host is reached.
     pub(super) fn is_reached(&self) -> bool {
@@ -68,15 +58,27 @@ impl Host {
         self.bridge.as_ref().filter(|_| self.end.is_some())
     }
 
-    pub(super) fn shown(&self) -> ShownHost {
-        let end = self.end.as_ref();
-        ShownHost {
-            interface: end.map(|end| end.name.clone()),
-            macs: self.macs.clone(),
+    /// Its state; what its lane tells is not in there.
+    pub(super) fn status(&self) -> HostStatus {
+        HostStatus {
+            interface: self.end.as_ref().map(|end| end.name.clone()),
+            macs: self.macs.iter().map(|&mac| mac_text(mac)).collect(),
             bridge: self.bridge.clone(),
-            counters: Arc::clone(&self.counters),
-            lane: end.map(|end| Arc::downgrade(&end.facts)),
             impaired: self.impaired.clone(),
+            queue: LaneStatus::default(),
+        }
+    }
+
+    /// The lane of the tap device.
+    pub(super) fn lanes(&self) -> ShownLanes {
+        let facts = self.end.as_ref().map(|end| Arc::downgrade(&end.facts));
+        ShownLanes {
+            interface: Weak::new(),
+            lanes: vec![ShownLane {
+                queue: None,
+                counters: Arc::clone(&self.counters),
+                facts: facts.unwrap_or_default(),
+            }],
         }
     }
 }

@@ -35,11 +35,10 @@ use xsk::NumaNode;
 
 use self::advertisement::Advertisement;
 use self::host::Host;
-pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use self::naming::Named;
-pub(crate) use self::remotes::RemoteCounts;
 use self::seen::Seen;
+pub(crate) use self::seen::ShownLanes;
 use self::underlay::Underlay;
 use crate::config::{NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::error::InterfaceError;
@@ -96,46 +95,6 @@ struct RunningTap {
     /// A lane for each of its queues.
     lanes: Vec<LaneAt>,
     facts: Arc<LaneFacts>,
-}
-
-/// The published state of a network.
-#[derive(Clone, Default)]
-pub(crate) struct ShownNetwork {
-    pub(crate) uplink: Option<UplinkConfig>,
-    /// Those of each queue of the uplink, then, in tap mode, those of each queue of the tap.
-    pub(crate) counters: Vec<Arc<PairCounters>>,
-    pub(crate) link: NetworkLink,
-    /// Why no frames move over the uplink although they should.
-    pub(crate) impaired: Option<String>,
-    pub(crate) interface: Option<Weak<Interface>>,
-    /// In the order of `counters`.
-    pub(crate) lanes: Vec<Weak<LaneFacts>>,
-    /// The connection to the host, if it is configured.
-    pub(crate) host: Option<ShownHost>,
-    /// If the uplink is a tunnel: MAC addresses that are advertised to other hosts.
-    pub(crate) advertised: usize,
-    /// Why addresses are not advertised.
-    pub(crate) not_advertised: Option<String>,
-    /// The underlay, if one is configured.
-    pub(crate) underlay: Option<ShownUnderlay>,
-    /// Learned addresses of ports, in order.
-    learned: Vec<(PortNumber, FdbKey)>,
-    /// Learned addresses that were evicted, since the start.
-    pub(crate) evicted: u64,
-}
-
-/// The published state of a network's underlay.
-#[derive(Clone)]
-pub(crate) struct ShownUnderlay {
-    pub(crate) name: String,
-    pub(crate) first: u32,
-    pub(crate) interface: Option<Weak<Interface>>,
-    /// Those of each queue.
-    pub(crate) counters: Vec<Arc<PairCounters>>,
-    pub(crate) lanes: Vec<Weak<LaneFacts>>,
-    /// Why it is not used.
-    pub(crate) impaired: Option<String>,
-    pub(crate) remotes: Option<Arc<RemoteCounts>>,
 }
 
 #[derive(Default)]
@@ -415,9 +374,9 @@ impl Network {
 
     /// The NUMA node of each of the uplink's queues, if the machine has several nodes.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
-        let shown = self.shown();
-        let interface = shown.interface.and_then(|interface| interface.upgrade());
-        vec![interface.and_then(|interface| interface.link.node); shown.counters.len()]
+        let uplink = self.shown().uplink;
+        let interface = uplink.interface.upgrade();
+        vec![interface.and_then(|interface| interface.link.node); uplink.lanes.len()]
     }
 
     fn set_fdb(&self, state: &State) {

@@ -6,8 +6,45 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard, Weak};
 
-use super::{MTU, Network, NetworkLink, Running, ShownNetwork, State};
+use device::counters::PairCounters;
+use model::state::NetworkStatus;
+
+use super::{MTU, Network, NetworkLink, Running, State};
+use crate::nic::interface::Interface;
+use crate::nic::lane_facts::LaneFacts;
 use common::lock::Locked;
+use dataplane::fdb::{FdbKey, PortNumber};
+
+/// The published state of a network.
+#[derive(Clone, Default)]
+pub(crate) struct ShownNetwork {
+    /// What its name, its ports, its interfaces and its lanes tell is not in there.
+    pub(crate) status: NetworkStatus,
+    pub(crate) link: NetworkLink,
+    /// Those of the uplink, and then, in tap mode, those of the tap.
+    pub(crate) uplink: ShownLanes,
+    pub(crate) underlay: ShownLanes,
+    /// The lane of the tap to the host.
+    pub(crate) host: ShownLanes,
+    /// Learned addresses of ports, in order.
+    pub(super) learned: Vec<(PortNumber, FdbKey)>,
+}
+
+/// Lanes of an interface.
+#[derive(Clone, Default)]
+pub(crate) struct ShownLanes {
+    pub(crate) interface: Weak<Interface>,
+    pub(crate) lanes: Vec<ShownLane>,
+}
+
+/// A lane; the counters stay when it ends.
+#[derive(Clone)]
+pub(crate) struct ShownLane {
+    /// A tap has no queue number.
+    pub(crate) queue: Option<u32>,
+    pub(crate) counters: Arc<PairCounters>,
+    pub(crate) facts: Weak<LaneFacts>,
+}
 
 /// See the module's head.
 #[derive(Default)]
@@ -43,44 +80,75 @@ impl Drop for StateGuard<'_> {
     }
 }
 
+impl ShownLanes {
+    /// The lanes of queues of an interface, from `first` on.
+    pub(super) fn of(
+        interface: Option<&Arc<Interface>>,
+        first: u32,
+        counters: &[Arc<PairCounters>],
+        running: &[Option<Running>],
+    ) -> Self {
+        let facts = |running: &Running| Arc::downgrade(&running.facts);
+        let lanes = (first..).zip(counters).zip(running);
+        Self {
+            interface: interface.map(Arc::downgrade).unwrap_or_default(),
+            lanes: lanes
+                .map(|((queue, counters), running)| ShownLane {
+                    queue: Some(queue),
+                    counters: Arc::clone(counters),
+                    facts: running.as_ref().map(facts).unwrap_or_default(),
+                })
+                .collect(),
+        }
+    }
+}
+
 impl Seen {
     fn of(state: &State) -> Self {
         let link = state.link.unwrap_or(NetworkLink {
             up: state.uplink.is_none(),
             mtu: MTU,
         });
-        let lane = |running: &Option<Running>| match running {
-            Some(running) => Arc::downgrade(&running.facts),
-            None => Weak::new(),
-        };
         let mut learned: Vec<_> = state.learning.keys().map(|(key, port)| (port, key)).collect();
         learned.sort_unstable_by_key(|(port, key)| (port.0, key.bits()));
-        let mut counters = state.counters.clone();
-        let mut lanes: Vec<_> = state.running.iter().map(lane).collect();
+        let config = state.uplink.as_ref();
+        let (interface, first) = (
+            state.interface.as_ref(),
+            config.map_or(0, |config| config.at.start_queue),
+        );
+        let mut uplink = ShownLanes::of(interface, first, &state.counters, &state.running);
         // If the interface is gone, the tap's counters stay: it may come back in tap mode.
-        let has_tap = state
-            .interface
-            .as_ref()
-            .is_none_or(|interface| interface.is_by_tap());
-        for of_tap in state.tap_counters.iter().filter(|_| has_tap) {
-            counters.push(Arc::clone(of_tap));
+        if interface.is_none_or(|interface| interface.is_by_tap()) {
             let facts = state.tap.as_ref().map(|tap| Arc::downgrade(&tap.facts));
-            lanes.push(facts.unwrap_or_default());
+            let facts = facts.unwrap_or_default();
+            uplink
+                .lanes
+                .extend(state.tap_counters.iter().map(|counters| ShownLane {
+                    queue: None,
+                    counters: Arc::clone(counters),
+                    facts: Weak::clone(&facts),
+                }));
         }
-        let host = state.uplink.as_ref().filter(|uplink| uplink.host);
+        let underlay = config.and_then(|config| config.underlay.as_ref());
+        let host = config.is_some_and(|config| config.host);
         let shown = ShownNetwork {
-            uplink: state.uplink.clone(),
-            counters,
+            status: NetworkStatus {
+                uplink: config.map(|config| config.at.name.clone()),
+                up: link.up,
+                mtu: link.mtu,
+                impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
+                learned_evicted: state.evicted,
+                advertised: state.advertised.count(),
+                not_advertised: state.advertised.impaired.clone(),
+                underlay: underlay.map(|config| state.underlay.status(config)),
+                host: host.then(|| state.host.status()),
+                ..NetworkStatus::default()
+            },
             link,
-            impaired: state.impaired.clone().or_else(|| state.named.refused.clone()),
-            interface: state.interface.as_ref().map(Arc::downgrade),
-            lanes,
-            host: host.map(|_| state.host.shown()),
-            advertised: state.advertised.count(),
-            not_advertised: state.advertised.impaired.clone(),
-            underlay: state.underlay.shown(state.uplink.as_ref()),
+            uplink,
+            underlay: underlay.map_or_else(ShownLanes::default, |config| state.underlay.lanes(config)),
+            host: state.host.lanes(),
             learned,
-            evicted: state.evicted,
         };
         let watched = state.watched;
         Self { shown, watched }

@@ -12,7 +12,8 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use device::counters::PairCounters;
@@ -20,19 +21,20 @@ use program::backoff::{Backoff, Retry};
 use steer::{Station, mac_text, with_sources};
 use steward_protocol::{SHARES_MAX, StationChange, Wanted};
 
-use super::remotes::Follower;
-use super::{Network, Running, ShownUnderlay, State, change, keys, mark_of};
-use crate::config::{UnderlayConfig, UplinkConfig};
+use super::remotes::{Follower, RemoteCounts};
+use super::seen::ShownLanes;
+use super::{Network, Running, State, change, keys, mark_of};
+use crate::config::UnderlayConfig;
 use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
-use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::Steering;
 use common::lock::Locked;
 use dataplane::fdb::{Fdb, PortMark, PortNumber, UnderlayOf};
 use dataplane::lane::role::Role;
 use host::links::routes::TableChanges;
 use model::events::What;
+use model::state::UnderlayStatus;
 
 /// Underlays that are open. Locked while one is opened, so that others join it.
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
@@ -42,22 +44,17 @@ static NUMBERS: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
 
 /// An underlay that is open, for other networks.
 struct Open {
-    interface: Weak<Interface>,
     wanted: Wanted,
     underlay: UnderlayOf,
-    counters: Vec<Arc<PairCounters>>,
-    lanes: Vec<Weak<LaneFacts>>,
+    lanes: ShownLanes,
 }
 
 /// The underlay of another network, which this one uses, too.
-#[derive(Clone)]
 struct Shared {
-    interface: Weak<Interface>,
     underlay: UnderlayOf,
     /// From 1 on.
     number: u16,
-    counters: Vec<Arc<PairCounters>>,
-    lanes: Vec<Weak<LaneFacts>>,
+    lanes: ShownLanes,
 }
 
 /// See the module's head.
@@ -82,6 +79,12 @@ pub(super) struct Underlay {
     pub(super) impaired: Option<String>,
 }
 
+impl Open {
+    fn is_of(&self, interface: &Arc<Interface>) -> bool {
+        std::ptr::eq(self.lanes.interface.as_ptr(), Arc::as_ptr(interface))
+    }
+}
+
 impl Underlay {
     /// With queues that are not open yet.
     pub(super) fn of(config: Option<&UnderlayConfig>) -> Self {
@@ -95,7 +98,7 @@ impl Underlay {
 
     /// The interface, while it is open.
     pub(super) fn open_interface(&self) -> Option<Arc<Interface>> {
-        let shared = || self.shared.as_ref()?.interface.upgrade();
+        let shared = || self.shared.as_ref()?.lanes.interface.upgrade();
         self.interface.clone().or_else(shared)
     }
 
@@ -116,32 +119,31 @@ impl Underlay {
         }
     }
 
-    pub(super) fn shown(&self, uplink: Option<&UplinkConfig>) -> Option<ShownUnderlay> {
-        let config = uplink?.underlay.as_ref()?;
-        let lane = |running: &Option<Running>| match running {
-            Some(running) => Arc::downgrade(&running.facts),
-            None => Weak::new(),
-        };
-        let (interface, counters, lanes) = match self.shared.clone() {
-            Some(shared) => (Some(shared.interface), shared.counters, shared.lanes),
-            None => (
-                self.interface.as_ref().map(Arc::downgrade),
-                self.counters.clone(),
-                self.running.iter().map(lane).collect(),
-            ),
-        };
-        Some(ShownUnderlay {
-            name: config.at.name.clone(),
-            first: config.at.start_queue,
-            interface,
-            counters,
-            lanes,
+    /// Its state; what its interface and its lanes tell is not in there.
+    pub(super) fn status(&self, config: &UnderlayConfig) -> UnderlayStatus {
+        let counts = self.follower.as_ref().map(|follower| &follower.counts);
+        let count =
+            |count: fn(&RemoteCounts) -> &AtomicUsize| counts.map_or(0, |counts| count(counts).load(Relaxed));
+        UnderlayStatus {
+            interface: config.at.name.clone(),
+            addresses: count(|counts| &counts.addresses),
+            vteps: count(|counts| &counts.vteps),
+            resolved: count(|counts| &counts.resolved),
+            left_out: count(|counts| &counts.left_out),
             impaired: self.impaired.clone(),
-            remotes: self
-                .follower
-                .as_ref()
-                .map(|follower| Arc::clone(&follower.counts)),
-        })
+            ..UnderlayStatus::default()
+        }
+    }
+
+    /// Its queues.
+    pub(super) fn lanes(&self, config: &UnderlayConfig) -> ShownLanes {
+        match &self.shared {
+            Some(shared) => shared.lanes.clone(),
+            None => {
+                let interface = self.interface.as_ref();
+                ShownLanes::of(interface, config.at.start_queue, &self.counters, &self.running)
+            }
+        }
     }
 }
 
@@ -199,7 +201,7 @@ impl Network {
         uplink: &Interface,
     ) -> Result<(), InterfaceError> {
         let (mut open, name) = (OPEN.locked(), uplink.name());
-        open.retain(|open| open.interface.strong_count() > 0);
+        open.retain(|open| open.lanes.interface.strong_count() > 0);
         let interface = match state.underlay.open_interface() {
             Some(interface) => interface,
             None => match open.iter().find(|open| open.wanted == config.wanted()) {
@@ -254,19 +256,12 @@ impl Network {
                 state.underlay.running[at] = Some(self.run_queue(&interface, number, &counters, role)?);
             }
         }
-        let is_own = |open: &&mut Open| std::ptr::eq(open.interface.as_ptr(), Arc::as_ptr(&interface));
-        let running = state.underlay.running.iter().flatten();
-        let lanes = running.map(|running| Arc::downgrade(&running.facts)).collect();
-        match open.iter_mut().find(is_own) {
-            Some(open) => open.lanes = lanes,
-            None => open.push(Open {
-                interface: Arc::downgrade(&interface),
-                wanted: config.wanted(),
-                underlay,
-                counters: state.underlay.counters.clone(),
-                lanes,
-            }),
-        }
+        open.retain(|open| !open.is_of(&interface));
+        open.push(Open {
+            wanted: config.wanted(),
+            underlay,
+            lanes: state.underlay.lanes(config),
+        });
         Ok(())
     }
 
@@ -278,7 +273,7 @@ impl Network {
         }
         let number = (1..).zip(&*numbers).find(|(_, owner)| **owner == self.owner);
         let number = number.map(|(number, _)| number);
-        let interface = open.interface.upgrade();
+        let interface = open.lanes.interface.upgrade();
         // One with another MTU is closed soon.
         let interface =
             interface.filter(|interface| interface.look().is_ok_and(|link| link.mtu == interface.mtu()));
@@ -291,10 +286,8 @@ impl Network {
             open.underlay.network
         );
         state.underlay.shared = Some(Shared {
-            interface: Weak::clone(&open.interface),
             underlay: open.underlay.clone(),
             number,
-            counters: open.counters.clone(),
             lanes: open.lanes.clone(),
         });
         Ok(interface)
@@ -384,7 +377,7 @@ impl Network {
             let gone: Vec<_> = gone
                 .map(|&station| StationChange { station, port: None })
                 .collect();
-            if let Some(interface) = shared.interface.upgrade() {
+            if let Some(interface) = shared.lanes.interface.upgrade() {
                 let (steering, number) = (&interface.steering, shared.number.into());
                 let _ = steering.set_tunnel_stations(number, &gone);
                 // Packets of unknown senders are the kernel's again.
@@ -399,8 +392,7 @@ impl Network {
         let running: Vec<_> = underlay.running.iter_mut().filter_map(Option::take).collect();
         let interface = underlay.interface.take();
         if let Some(own) = &interface {
-            let is_other = |open: &Open| !std::ptr::eq(open.interface.as_ptr(), Arc::as_ptr(own));
-            OPEN.locked().retain(is_other);
+            OPEN.locked().retain(|open| !open.is_of(own));
         }
         if was_open {
             // No more frames for the lanes.

@@ -94,15 +94,11 @@ impl Network {
     /// Requests the program's counters, for `status`; waits until `deadline` at most.
     pub(crate) fn sample(&self, deadline: Instant) {
         let shown = self.shown();
-        if let (Some(uplink), Some(interface)) = (shown.uplink, shown.interface.and_then(|it| it.upgrade())) {
-            let range = uplink.wanted().range();
-            interface.steering.sample(&interface.link, range, deadline);
-        }
-        if let Some(underlay) = &shown.underlay
-            && let Some(interface) = underlay.interface.as_ref().and_then(Weak::upgrade)
-        {
-            let range = underlay.first..underlay.first + underlay.counters.len() as u32;
-            interface.steering.sample(&interface.link, range, deadline);
+        for lanes in [&shown.uplink, &shown.underlay] {
+            if let Some(interface) = lanes.interface.upgrade() {
+                let queues = lanes.lanes.iter().filter_map(|lane| lane.queue);
+                interface.steering.sample(&interface.link, queues, deadline);
+            }
         }
     }
 

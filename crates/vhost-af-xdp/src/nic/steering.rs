@@ -4,7 +4,6 @@
 //! A lease's interface may be in another network namespace: the steward reports its state and its changes.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -236,7 +235,7 @@ impl Steering {
 
     /// Requests the program's counters of the queues, until `deadline` at most; of a foreign program only how it is
     /// attached.
-    pub(crate) fn sample(&self, link: &Link, queues: Range<u32>, deadline: Instant) {
+    pub(crate) fn sample(&self, link: &Link, queues: impl Iterator<Item = u32>, deadline: Instant) {
         match self {
             Self::External(external) => external.ask_attached(link),
             Self::Leased(leased) => {
