@@ -1,5 +1,4 @@
 //! Switches to an unprivileged user.
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -151,16 +150,9 @@ fn number(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
 
 /// The groups of a user, including `gid`.
 fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
-    let mut groups = vec![0; 1024];
-    let mut count = libc::c_int::try_from(groups.len()).unwrap_or(0);
-    // SAFETY: `groups` has room for `count` numbers, and the name ends in 0.
-    let result = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
-    match usize::try_from(count) {
-        Ok(count) if result >= 0 => groups.truncate(count),
-        // There are more than fit: no group is safer than some of them.
-        _ => groups.clear(),
-    }
-    groups
+    // If there are more than a process can have: no group is safer than some of them.
+    let groups = nix::unistd::getgrouplist(name, nix::unistd::Gid::from_raw(gid)).unwrap_or_default();
+    groups.into_iter().map(nix::unistd::Gid::as_raw).collect()
 }
 
 #[cfg(test)]

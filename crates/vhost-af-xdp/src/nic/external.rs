@@ -10,11 +10,12 @@
 //! Whether descriptors were inherited is checked first of all, before this process opens others under their numbers.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use host::links::Link;
+use program::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
 use steward_protocol::{Hinted, Wanted};
@@ -353,22 +354,11 @@ fn is_of_another_namespace(socket: BorrowedFd<'_>) -> bool {
     matches!((cookie(socket), cookie(ours.as_fd())), (Some(its), Some(ours)) if its != ours)
 }
 
-/// `SO_NETNS_COOKIE`, include/uapi/asm-generic/socket.h.
-#[allow(unsafe_code)]
-fn cookie(socket: BorrowedFd<'_>) -> Option<u64> {
-    let mut cookie = 0u64;
-    let mut len = libc::socklen_t::try_from(size_of::<u64>()).ok()?;
-    // SAFETY: the kernel writes at most `len` bytes to a live value.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut len,
-        )
-    };
-    (result == 0).then_some(cookie)
+/// The network namespace of a socket, by its cookie.
+fn cookie(socket: BorrowedFd<'_>) -> Option<[u32; 2]> {
+    let mut cookie = [0; 2];
+    peer::option(socket, libc::SO_NETNS_COOKIE, &mut cookie).ok()?;
+    Some(cookie)
 }
 
 /// The connection to a plugin, made with its first use.
