@@ -125,7 +125,7 @@ pub(crate) fn keys(
     keys.extend(fixed);
     keys.retain(|_, value| !value.is_null());
     set_queues(&mut keys, result)?;
-    Port::read(keys.clone().into()).map_err(|mistake| ConfigError::Mistake(mistake.what))?;
+    Port::read(keys.clone()).map_err(|mistake| ConfigError::Mistake(mistake.what))?;
     Ok(keys)
 }
 

@@ -454,7 +454,7 @@ mod tests {
             ("zcrx", "192.0.2.1:443,[2001:db8::1]:443"),
         ] {
             let keys = serde_json::Map::from_iter([(key.to_owned(), value.into())]);
-            let rule = Allow::read(keys.clone().into()).expect(value);
+            let rule = Allow::read(keys.clone()).expect(value);
             assert_eq!(rule.keys(), keys);
         }
     }

@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use super::table::{Keys, Table, table};
+use super::table::{Table, table};
 use super::values::{Account, Cpus, Words};
 
 /// Options of the daemon: those of the command line, and `[daemon]` of a file.
@@ -34,7 +33,7 @@ impl Daemon {
         let mut keys = other.keys();
         keys.extend(self.keys());
         // Cannot fail: both were read from such keys.
-        Self::read(Keys::<Value>::from(keys)).unwrap_or_default()
+        Self::read(keys).unwrap_or_default()
     }
 }
 

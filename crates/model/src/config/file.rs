@@ -138,7 +138,7 @@ pub trait NamedTable: Table + 'static {
             let what = format!("{} {name:?}: {}", Self::KIND, name_rule());
             return Err(Mistake::of_no_key(what));
         }
-        Ok(Entry::of_no_file(name, Self::read(keys.clone().into())?))
+        Ok(Entry::of_no_file(name, Self::read(keys.clone())?))
     }
 }
 
@@ -313,7 +313,7 @@ pub(crate) fn entry<T: Table>(
         .iter()
         .map(|(key, value)| (key.get_ref().as_ref().to_owned(), json(value.get_ref())))
         .collect();
-    let value = T::read(keys.into()).map_err(|mistake| WrongLine {
+    let value = T::read(keys).map_err(|mistake| WrongLine {
         line: Some(line_of(
             text,
             place_of(table, &mistake).unwrap_or(place.clone()).start,

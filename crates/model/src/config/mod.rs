@@ -26,7 +26,7 @@ pub use self::port::{
 };
 pub use self::prefix::{IpPrefix, Prefixes};
 pub use self::rule::{Action, Direction, Intervals, MOST_RULES, NO_PORT, Rule, protocol, protocol_name};
-pub use self::table::{Keys, Mistake, Table, Word, names_of_set, set_keys, write_block};
+pub use self::table::{Mistake, Table, names_of_set, set_keys, write_block};
 pub use self::values::{
     Account, Burst, Cpus, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
 };

@@ -199,11 +199,11 @@ mod shown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Keys, Table};
+    use crate::config::Table;
 
     fn policy(keys: &Value) -> Policy {
         let keys = keys.as_object().expect("an object").clone();
-        Port::read(Keys::from(keys)).expect("possible").policy()
+        Port::read(keys).expect("possible").policy()
     }
 
     fn trunk() -> Policy {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::prefix::Prefixes;
 use super::rule::{Action, Direction, Rule, rules};
-use super::table::{Keys, Mistake, Table, Word, table};
+use super::table::{Mistake, Table, table};
 use super::values::{
     Account, Burst, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
 };
@@ -98,22 +98,21 @@ impl Port {
     /// # Errors
     /// A word is no key, or its value is not possible.
     pub fn with_words<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> Result<Self, Mistake> {
-        let words = Keys::<Word>::of_words(words)?;
-        let given: Vec<String> = words.names().map(str::to_owned).collect();
-        let has = |key: &str| given.iter().any(|given| given == key);
+        let words = Self::keys_of_words(words)?;
+        let has = |key: &str| words.contains_key(key);
         let mut keys = self.keys();
         keys.retain(|key, _| !(has(key) || ["socket-path", "fd"].contains(&key.as_str())));
         if has("ifname") || has("cable") {
             keys.retain(|key, _| !["ifname", "cable", "null"].contains(&key.as_str()));
         }
-        keys.extend(Self::read_words(words)?.keys());
+        keys.extend(Self::read(words.clone())?.keys());
         if keys.contains_key("fd") || keys.contains_key("client") {
             // The daemon does not create this socket: owner, group and mode from `self` do not apply to it.
             keys.retain(|key, _| {
                 has(key) || !["socket-owner", "socket-group", "socket-mode"].contains(&key.as_str())
             });
         }
-        Self::read(keys.into())
+        Self::read(keys)
     }
 }
 

@@ -5,17 +5,18 @@
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 use packet::ethertype::{ARP, FIRST, IPV4, IPV6, LLC};
 use packet::protocol::{DCCP, ICMP, ICMP_V6, SCTP, TCP, UDP, UDP_LITE};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::de::value::{MapAccessDeserializer, MapDeserializer};
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::prefix::IpPrefix;
-use super::table::{Keys, reason};
+use super::table::{keys_of_words, reason, schema};
 use super::values::{Written, written};
 
 /// Most rules of a port, of both directions together. This bounds the lookup for a frame of an unknown flow to about a
@@ -130,6 +131,9 @@ const REQUIRED: [(&str, &str); 2] = [
     ("action", "allow or deny"),
 ];
 
+/// Of the keys of a rule: a port may have thousands of rules.
+static SCHEMA: LazyLock<Map<String, Value>> = LazyLock::new(schema::<Rule>);
+
 impl<'de> Deserialize<'de> for Rule {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct TableOrWords;
@@ -152,8 +156,8 @@ impl<'de> Deserialize<'de> for Rule {
                         "{word:?}: a rule is written as words key=value"
                     )));
                 }
-                let keys = Keys::of_words(words).map_err(|mistake| E::custom(mistake.what))?;
-                serde_path_to_error::deserialize(MapDeserializer::new(keys.into_iter())).map_err(|error| {
+                let keys = keys_of_words(words, &SCHEMA).map_err(|mistake| E::custom(mistake.what))?;
+                serde_path_to_error::deserialize(Value::Object(keys)).map_err(|error| {
                     let key = error.path().to_string();
                     let reason = reason(&error.into_inner().to_string());
                     match key.as_str() {

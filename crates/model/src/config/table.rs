@@ -1,13 +1,12 @@
 //! Tables: keys with values, from a file, a JSON object or words `KEY=VALUE`.
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 
 use schemars::{JsonSchema, schema_for};
-use serde::de::value::MapDeserializer;
-use serde::de::{self, DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Unexpected, Visitor};
+use serde::de::{self, DeserializeOwned, Deserializer, Error as _, Visitor};
 use serde::{Serialize, forward_to_deserialize_any};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::mistakes::nearest;
 
@@ -56,13 +55,15 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
     ///
     /// # Errors
     /// A key is unknown, or its value is not possible.
-    fn read(keys: Keys<Value>) -> Result<Self, Mistake>;
+    fn read(keys: Map<String, Value>) -> Result<Self, Mistake>;
 
-    /// Reads the table from words `KEY=VALUE`; a word without a value is true.
+    /// The keys of words `KEY=VALUE`, for [`Self::read`]; a word without a value is true.
     ///
     /// # Errors
-    /// A key is unknown, or its value is not possible. ([`Keys::of_words`] rejects a key that is given twice.)
-    fn read_words(words: Keys<Word>) -> Result<Self, Mistake>;
+    /// A key is given twice.
+    fn keys_of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Map<String, Value>, Mistake> {
+        keys_of_words(words, &Self::schema())
+    }
 
     /// Those keys that are set, as JSON.
     fn keys(&self) -> Map<String, Value> {
@@ -117,11 +118,7 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
 
     /// The JSON Schema of the table: each property with its documentation, and `x-live` if it can change at run time.
     fn schema() -> Map<String, Value> {
-        let mut schema = schema_for!(Self);
-        match schema.remove("properties") {
-            Some(Value::Object(properties)) => properties,
-            _ => Map::new(),
-        }
+        schema::<Self>()
     }
 }
 
@@ -129,19 +126,11 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
 macro_rules! table {
     ($table:ident { $($section:ident),* } $($method:item)*) => {
         impl $crate::config::table::Table for $table {
-            fn read(keys: $crate::config::table::Keys<serde_json::Value>)
+            fn read(mut keys: serde_json::Map<String, serde_json::Value>)
                 -> Result<Self, $crate::config::table::Mistake> {
-                let mut keys = keys.without_nulls();
-                let read = Self { $($section: keys.section()?),* };
-                keys.end::<Self>()?;
-                Ok(read)
-            }
-
-            fn read_words(words: $crate::config::table::Keys<$crate::config::table::Word>)
-                -> Result<Self, $crate::config::table::Mistake> {
-                let mut words = words;
-                let read = Self { $($section: words.section()?),* };
-                words.end::<Self>()?;
+                keys.retain(|_, value| !value.is_null());
+                let read = Self { $($section: $crate::config::table::section(&mut keys)?),* };
+                $crate::config::table::end::<Self>(&keys)?;
                 Ok(read)
             }
 
@@ -151,7 +140,7 @@ macro_rules! table {
         impl<'de> serde::Deserialize<'de> for $table {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 let keys = serde_json::Map::deserialize(from)?;
-                let read = <Self as $crate::config::table::Table>::read(keys.into());
+                let read = <Self as $crate::config::table::Table>::read(keys);
                 read.map_err(|mistake| serde::de::Error::custom(mistake.what))
             }
         }
@@ -159,55 +148,27 @@ macro_rules! table {
 }
 pub(crate) use table;
 
-/// Keys that are not read yet, with their values.
-#[derive(Debug)]
-pub struct Keys<V>(BTreeMap<String, V>);
-
-impl From<Map<String, Value>> for Keys<Value> {
-    fn from(keys: Map<String, Value>) -> Self {
-        Self(keys.into_iter().collect())
-    }
+/// Removes and reads the keys of a section.
+pub(crate) fn section<T: DeserializeOwned>(keys: &mut Map<String, Value>) -> Result<T, Mistake> {
+    let its = fields::<T>().iter().filter_map(|key| keys.remove_entry(*key));
+    let its: Map<String, Value> = its.collect();
+    serde_path_to_error::deserialize(Value::Object(its.clone())).map_err(|error| {
+        let (path, error) = (error.path().clone(), error.into_inner());
+        mistake(&path, &error.to_string(), &its)
+    })
 }
 
-impl Keys<Value> {
-    pub(crate) fn without_nulls(mut self) -> Self {
-        self.0.retain(|_, value| !value.is_null());
-        self
-    }
-}
-
-impl<V: Clone + Display> Keys<V> {
-    /// Removes and reads the keys of a section.
-    pub(crate) fn section<'de, T, E>(&mut self) -> Result<T, Mistake>
-    where
-        T: DeserializeOwned,
-        V: IntoDeserializer<'de, E>,
-        E: de::Error,
-    {
-        let its: Vec<(String, V)> = fields::<T>()
-            .iter()
-            .filter_map(|key| self.0.remove_entry(*key))
-            .collect();
-        let written = its.clone();
-        let read = serde_path_to_error::deserialize(MapDeserializer::<_, E>::new(its.into_iter()));
-        read.map_err(|error| {
-            let (path, error) = (error.path().clone(), error.into_inner());
-            mistake(&path, &error.to_string(), &written)
-        })
-    }
-
-    /// Fails if a key is left: it is unknown.
-    pub(crate) fn end<T: Table>(&self) -> Result<(), Mistake> {
-        let Some(key) = self.0.keys().next() else {
-            return Ok(());
-        };
-        let known = T::schema();
-        let what = match T::table_with(key) {
-            Some(table) => format!("{key} belongs below a line `{table}`"),
-            None => unknown_key(key, known.keys().map(String::as_str)),
-        };
-        Err(Mistake::of_key(key, what))
-    }
+/// Fails if a key is left: it is unknown.
+pub(crate) fn end<T: Table>(keys: &Map<String, Value>) -> Result<(), Mistake> {
+    let Some(key) = keys.keys().min() else {
+        return Ok(());
+    };
+    let known = T::schema();
+    let what = match T::table_with(key) {
+        Some(table) => format!("{key} belongs below a line `{table}`"),
+        None => unknown_key(key, known.keys().map(String::as_str)),
+    };
+    Err(Mistake::of_key(key, what))
 }
 
 fn unknown_key<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
@@ -222,7 +183,7 @@ fn unknown_key<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> S
 }
 
 /// The mistake that serde found in the value at this path.
-fn mistake<V: Display>(path: &serde_path_to_error::Path, error: &str, written: &[(String, V)]) -> Mistake {
+fn mistake(path: &serde_path_to_error::Path, error: &str, written: &Map<String, Value>) -> Mistake {
     use serde_path_to_error::Segment;
     let (mut keys, mut number) = (Vec::new(), None);
     for segment in path {
@@ -243,9 +204,8 @@ fn mistake<V: Display>(path: &serde_path_to_error::Path, error: &str, written: &
             format!("{key} {number}: {inner}{reason}")
         }
         (Some(key), None) => {
-            let written = written.iter().find(|(known, _)| known == key);
-            let written =
-                written.map_or_else(String::new, |(_, value)| crate::mistakes::cut(&value.to_string()));
+            let written = written.get(key);
+            let written = written.map_or_else(String::new, |value| crate::mistakes::cut(&value.to_string()));
             format!("{key} = {written}: {reason}")
         }
         (None, _) => reason,
@@ -357,122 +317,49 @@ pub fn write_block(to: &mut impl Write, title: &str, lines: &[(String, String)])
     lines.try_for_each(|(key, value)| writeln!(to, "  {key:<24} {value}"))
 }
 
-/// A value as written on a command line.
-#[derive(Debug, Clone)]
-pub struct Word(String);
-
-impl Display for Word {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}", self.0)
+/// The properties of a structure's JSON Schema.
+pub(crate) fn schema<T: JsonSchema>() -> Map<String, Value> {
+    let mut schema = schema_for!(T);
+    match schema.remove("properties") {
+        Some(Value::Object(properties)) => properties,
+        _ => Map::new(),
     }
 }
 
-impl Keys<Word> {
-    /// Reads words `KEY=VALUE`; a word without a value is true.
-    ///
-    /// # Errors
-    /// A key is given twice.
-    pub fn of_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, Mistake> {
-        let mut keys = BTreeMap::new();
-        for word in words {
-            let (key, value) = word.split_once('=').unwrap_or((word, "true"));
+/// The keys of words `KEY=VALUE` for a structure with this schema; a word without a value is true.
+///
+/// # Errors
+/// A key is given twice.
+pub(crate) fn keys_of_words<'a>(
+    words: impl IntoIterator<Item = &'a str>,
+    schema: &Map<String, Value>,
+) -> Result<Map<String, Value>, Mistake> {
+    let mut keys = Map::new();
+    for word in words {
+        let (key, value) = word.split_once('=').unwrap_or((word, "true"));
+        match keys.get_mut(key) {
+            None => drop(keys.insert(key.to_owned(), typed(value, schema.get(key)))),
             // `rule=` may be given several times: each word adds rules to the list.
-            let is_rule = |Word(before): &&mut Word| key == "rule" && !before.is_empty() && !value.is_empty();
-            if let Some(Word(before)) = keys.get_mut(key).filter(is_rule) {
+            Some(Value::String(before)) if key == "rule" && !before.is_empty() && !value.is_empty() => {
                 before.push_str(&format!("\n{value}"));
-            } else if keys.insert(key.to_owned(), Word(value.to_owned())).is_some() {
+            }
+            Some(_) => {
                 let what = format!("{key} is given more than once: give it once");
                 return Err(Mistake::of_key(key, what));
             }
         }
-        Ok(Self(keys))
     }
-
-    /// Splits into the keys that have a value, and the names of keys whose value is empty.
-    #[must_use]
-    pub fn split_empty(self) -> (Self, Vec<String>) {
-        let (set, empty): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            self.0.into_iter().partition(|(_, word)| !word.0.is_empty());
-        (Self(set), empty.into_keys().collect())
-    }
-
-    /// Names of the keys.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
-    }
+    Ok(keys)
 }
 
-impl IntoDeserializer<'_> for Word {
-    type Deserializer = Self;
-
-    fn into_deserializer(self) -> Self {
-        self
-    }
-}
-
-impl Word {
-    fn parsed<T: std::str::FromStr>(&self, visitor: &dyn de::Expected) -> Result<T, de::value::Error> {
-        let Self(text) = self;
-        text.parse()
-            .map_err(|_| de::Error::invalid_type(Unexpected::Str(text), visitor))
-    }
-}
-
-macro_rules! numbers {
-    ($($deserialize:ident $visit:ident $type:ty),*) => {
-        $(fn $deserialize<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-            let value: $type = self.parsed(&visitor)?;
-            visitor.$visit(value)
-        })*
+/// A word as a value of the kind that its key has; if it is none, as text, which is reported when the key is read.
+fn typed(word: &str, property: Option<&Value>) -> Value {
+    let kind = property.map_or(&Value::Null, |property| &property["type"]);
+    let is = |name: &str| kind == name || *kind == json!([name, "null"]);
+    let value = match () {
+        () if is("boolean") => word.parse().ok().map(Value::Bool),
+        () if is("integer") => word.parse::<i64>().ok().map(Value::from),
+        () => None,
     };
-}
-
-/// Reads the word as the type that the field has.
-impl<'de> Deserializer<'de> for Word {
-    type Error = de::value::Error;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        visitor.visit_string(self.0)
-    }
-
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        visitor.visit_some(self)
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        visitor.visit_newtype_struct(self)
-    }
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        variants: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        let word: de::value::StringDeserializer<Self::Error> = self.0.into_deserializer();
-        word.deserialize_enum(name, variants, visitor)
-    }
-
-    numbers! {
-        deserialize_bool visit_bool bool, deserialize_u16 visit_u16 u16, deserialize_u32 visit_u32 u32,
-        deserialize_u64 visit_u64 u64, deserialize_i32 visit_i32 i32
-    }
-
-    forward_to_deserialize_any! {
-        i8 i16 i64 u8 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple tuple_struct map struct
-        identifier ignored_any
-    }
-}
-
-impl IntoIterator for Keys<Word> {
-    type Item = (String, Word);
-    type IntoIter = std::collections::btree_map::IntoIter<String, Word>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
-    }
+    value.unwrap_or_else(|| word.into())
 }

@@ -7,7 +7,7 @@ use crate::mistakes;
 
 fn port(json: Value) -> Result<Port, Mistake> {
     match json {
-        Value::Object(keys) => Port::read(keys.into()),
+        Value::Object(keys) => Port::read(keys),
         other => panic!("{other} is no object"),
     }
 }
@@ -194,8 +194,7 @@ fn key_that_is_false_is_written_unless_that_is_its_default() {
         json!({"uplink": "e", "host": false})
             .as_object()
             .expect("keys")
-            .clone()
-            .into(),
+            .clone(),
     );
     let keys = network.expect("a network").keys();
     assert_eq!(Value::Object(keys), json!({"uplink": "e", "host": false}));
@@ -203,8 +202,7 @@ fn key_that_is_false_is_written_unless_that_is_its_default() {
         json!({"isolated": false, "hairpin": true})
             .as_object()
             .expect("keys")
-            .clone()
-            .into(),
+            .clone(),
     );
     assert_eq!(
         Value::Object(port.expect("a port").keys()),

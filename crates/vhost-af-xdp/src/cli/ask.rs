@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use model::config::{Keys, Mistake, NamedTable};
+use model::config::{Mistake, NamedTable};
 use serde_json::{Map, Value};
 
 pub(crate) const PORT_EXAMPLES: &str = "\
@@ -172,15 +172,12 @@ pub(crate) struct EventsArgs {
 /// Errors: one line, naming the key.
 pub(crate) fn keys_of<T: NamedTable>(name: &str, words: &[String]) -> anyhow::Result<Map<String, Value>> {
     let wrong = |mistake: Mistake| anyhow!(mistake.what);
-    let words = Keys::of_words(words.iter().map(String::as_str)).map_err(wrong)?;
-    let (set, unset) = words.split_empty();
-    let names: Vec<String> = set.names().map(str::to_owned).collect();
-    let mut keys = T::read_words(set).map_err(wrong)?.keys();
-    for name in names {
-        // `keys` leaves out a value of false, which must be sent.
-        keys.entry(name).or_insert(Value::Bool(false));
+    let mut keys = T::keys_of_words(words.iter().map(String::as_str)).map_err(wrong)?;
+    for value in keys.values_mut().filter(|value| **value == "") {
+        *value = Value::Null;
     }
-    keys.extend(unset.into_iter().map(|name| (name, Value::Null)));
+    // As the daemon writes them; that leaves out a value of false, which must be sent.
+    keys.extend(T::read(keys.clone()).map_err(wrong)?.keys());
     // Parsed as the daemon does it, to report mistakes without a daemon.
     T::named(name, &keys).map_err(wrong)?;
     Ok(keys)
