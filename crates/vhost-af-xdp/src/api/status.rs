@@ -6,12 +6,14 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use common::drivers;
 use model::state::{Closed, LearnedStation, PortStatus, Sandbox, Status, WorkerReading, WorkerStatus};
 use steer::{Filter, mac_text};
 use xsk::NumaNode;
 
 use super::{lane_status, network_status};
 use crate::network::Network;
+use crate::nic::interface::Interface;
 use crate::port::Port;
 use crate::supervision::watchdog::{Hang, Watchdog};
 use crate::thread;
@@ -137,9 +139,11 @@ pub(crate) fn read_port(port: &Port) -> PortStatus {
     // Read first: the snapshot may be newer than this, but not older.
     let busy = port.published.busy();
     let shown = port.published.snapshot().unwrap_or_default();
-    let (session, interface) = (shown.session.as_ref(), shown.interface.as_ref());
-    let steering = interface.map(|interface| &interface.steering);
-    let counted = interface.and_then(|interface| interface.itself.upgrade());
+    let session = shown.session.as_ref();
+    // Held for a moment only: a socket in there keeps its queue bound.
+    let interface = shown.interface.upgrade();
+    let interface = interface.as_deref();
+    let steering = interface.map(|interface| interface.steering.report());
     let features = session.map_or(0, |session| session.features);
     let wanted = port.config.wanted();
     let filter = wanted.map_or_else(Filter::default, |wanted| wanted.filter);
@@ -147,25 +151,23 @@ pub(crate) fn read_port(port: &Port) -> PortStatus {
         let facts = session.and_then(|session| session.lanes.get(pair)?.upgrade());
         let queue = port.queue_of(pair);
         let counters = &port.counters[pair];
-        lane_status::read(pair, queue, counters, facts.as_deref(), counted.as_deref())
+        lane_status::read(pair, queue, counters, facts.as_deref(), interface)
     };
     PortStatus {
         name: port.name().to_owned(),
         endpoint: port.config.endpoint.to_string(),
         network: port.config.nic.network().map(str::to_owned),
-        nic: interface.map_or_else(|| port.config.nic.to_string(), |interface| interface.name.clone()),
-        attached: match &counted {
-            Some(interface) => interface.steering.attached(),
-            None => interface.and_then(|interface| interface.attached),
-        }
-        .map(|mode| mode.to_string()),
-        steered: steering.map(|steering| steering.by.name().to_owned()),
+        nic: interface.map_or_else(|| port.config.nic.to_string(), Interface::name),
+        attached: interface
+            .and_then(|interface| interface.steering.attached())
+            .map(|mode| mode.to_string()),
+        steered: steering.as_ref().map(|steering| steering.by.name().to_owned()),
         steering_note: steering
-            .map(|steering| steering.note.clone())
+            .map(|steering| steering.note)
             .filter(|note| !note.is_empty()),
-        driver: interface.map(|interface| interface.driver.clone()),
+        driver: interface.map(|interface| drivers::said_of(&interface.link.driver)),
         node: interface
-            .and_then(|interface| interface.node)
+            .and_then(|interface| interface.link.node)
             .map(NumaNode::number),
         macs: filter.macs.into_iter().map(mac_text).collect(),
         vlans: filter.vlans,

@@ -41,7 +41,7 @@ impl Port {
     /// Requests the program's counters and attachment, for `status`; waits until `deadline` at most.
     pub(crate) fn sample(&self, deadline: Instant) {
         let snapshot = self.published.snapshot();
-        let interface = snapshot.and_then(|snapshot| snapshot.interface.as_ref()?.itself.upgrade());
+        let interface = snapshot.and_then(|snapshot| snapshot.interface.upgrade());
         if let (Some(wanted), Some(interface)) = (self.config.wanted(), interface) {
             interface
                 .steering

@@ -30,7 +30,6 @@ use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use common::drivers;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
@@ -47,7 +46,7 @@ use crate::port::limits::Live;
 use crate::port::losses::Losses;
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
-use crate::port::snapshot::{InterfaceSnapshot, PortSnapshot, Published, SessionSnapshot};
+use crate::port::snapshot::{PortSnapshot, Published, SessionSnapshot};
 use crate::port::ticket_lock::{Task, Ticket, TicketLock};
 use crate::port::watch::{Looks, Watch};
 use crate::supervision::alarm::Alarm;
@@ -134,14 +133,7 @@ impl PortState {
                     })
                     .collect(),
             }),
-            interface: interface.map(|interface| InterfaceSnapshot {
-                name: interface.name(),
-                driver: drivers::said_of(&interface.link.driver),
-                node: interface.link.node,
-                steering: interface.steering.report(),
-                attached: interface.steering.attached(),
-                itself: Arc::downgrade(interface),
-            }),
+            interface: interface.map(Arc::downgrade).unwrap_or_default(),
             mtu: self.link_config(attached).mtu.unwrap_or(NULL_MTU),
             impaired: self.impaired.clone().or(down).or(declined),
             last_closed: self.last_closed.clone(),

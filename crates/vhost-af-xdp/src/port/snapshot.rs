@@ -11,14 +11,10 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use steer::Mode;
-use xsk::NumaNode;
-
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use super::ticket_lock::Task;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
-use crate::nic::steering::SteeringReport;
 use common::lock::Locked;
 
 /// `status` shows a task that takes longer.
@@ -28,7 +24,7 @@ const LONG: Duration = Duration::from_secs(1);
 #[derive(Clone, Default)]
 pub(crate) struct PortSnapshot {
     pub(crate) session: Option<SessionSnapshot>,
-    pub(crate) interface: Option<InterfaceSnapshot>,
+    pub(crate) interface: Weak<Interface>,
     /// The guest's MTU, bytes.
     pub(crate) mtu: u32,
     pub(crate) impaired: Option<Impaired>,
@@ -43,22 +39,6 @@ pub(crate) struct SessionSnapshot {
     pub(crate) peer: Option<i32>,
     /// The lane of each pair; one that cannot be upgraded was stopped.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
-}
-
-/// The parts of an interface that `status` shows.
-#[derive(Clone)]
-pub(crate) struct InterfaceSnapshot {
-    /// Its present name.
-    pub(crate) name: String,
-    /// What is known of its driver.
-    pub(crate) driver: String,
-    /// NUMA node of its device, if the machine has several nodes.
-    pub(crate) node: Option<NumaNode>,
-    pub(crate) steering: SteeringReport,
-    /// How the program is attached, if one is.
-    pub(crate) attached: Option<Mode>,
-    /// For its counters.
-    pub(crate) itself: Weak<Interface>,
 }
 
 #[derive(Default)]
