@@ -1,14 +1,16 @@
 //! Completes command lines for a shell: the hidden command `complete`.
 //!
 //! Theory of operation. The shells' scripts (crate `manual`) pass the words up to the cursor, and offer the lines that
-//! this prints: `WORD<tab>DESCRIPTION`. What can follow is read from the definition of the command line itself. What
-//! an option takes is known by the name of its value: `IFNAME` is an interface of this network namespace, a path is
-//! looked up, `KEY=VALUE` is completed by the keys of a table. Names of ports and networks are those of the running
-//! daemons.
+//! this prints: `WORD<tab>DESCRIPTION`. What can follow is read from the definition of the command line itself, by
+//! clap_complete. What an option takes is known by the name of its value: `IFNAME` is an interface of this network
+//! namespace, a path is looked up, `KEY=VALUE` is completed by the keys of a table. Names of ports and networks are
+//! those of the running daemons.
 
-use std::fs;
+use std::ffi::{OsStr, OsString};
+use std::{env, fs};
 
-use clap::{Arg, ArgAction, Args, Command};
+use clap::{Arg, Args, Command, ValueHint};
+use clap_complete::engine::{self, ArgValueCandidates, ArgValueCompleter, CompletionCandidate};
 
 /// Options of the hidden command.
 #[derive(Debug, Args)]
@@ -22,7 +24,7 @@ pub struct CompleteArgs {
 type Candidate = (String, String);
 
 /// Names that only this host knows.
-pub trait Names {
+pub trait Names: Sync {
     /// Of the network interfaces.
     fn interfaces(&self) -> Vec<String> {
         // /proc/self/net is of this network namespace, even if /sys was mounted in another one.
@@ -49,165 +51,78 @@ pub trait Names {
 
 /// The candidates at the cursor, one a line. `words`: those after the program's name; the last ends at the cursor.
 #[must_use]
-pub fn complete(mut command: Command, words: &[String], names: &dyn Names) -> String {
-    let [words @ .., current] = words else {
-        return String::new();
+pub fn complete(command: Command, words: &[String], names: &'static dyn Names) -> String {
+    let found = candidates(&mut with_names(command, names), words);
+    // Options only where nothing else can follow, unless they are asked for.
+    let is_option = |(word, _): &Candidate| word.starts_with('-');
+    let shows_options = found.iter().all(is_option) || words.last().is_some_and(|word| word.starts_with('-'));
+    let shown = found
+        .into_iter()
+        .filter(|found| shows_options || !is_option(found));
+    shown.map(|(word, about)| format!("{word}\t{about}\n")).collect()
+}
+
+/// Those at the end of the last word. Names with spaces are left out: shells would have to quote them.
+fn candidates(command: &mut Command, words: &[String]) -> Vec<Candidate> {
+    let line = std::iter::once(OsString::from("program")).chain(words.iter().map(OsString::from));
+    let directory = env::current_dir().ok();
+    let found = engine::complete(command, line.collect(), words.len(), directory.as_deref());
+    let candidate = |found: CompletionCandidate| {
+        let help = found.get_help().map(ToString::to_string).unwrap_or_default();
+        let about = help.lines().next().unwrap_or_default().to_owned();
+        let word = found.get_value().to_str()?.to_owned();
+        let is_plain = !word.contains(|c: char| c.is_whitespace() || c.is_control());
+        is_plain.then_some((word, about))
     };
-    command.build();
-    let found = candidates(&command, words, current, names);
-    let line = |(word, about): Candidate| format!("{word}\t{about}\n");
-    found.into_iter().map(line).collect()
+    found.into_iter().flatten().filter_map(candidate).collect()
 }
 
-fn candidates(command: &Command, words: &[String], current: &str, names: &dyn Names) -> Vec<Candidate> {
-    let (mut command, mut option, mut position) = (command, None, 0);
-    for word in words {
-        if option.take().is_some() {
-            continue;
-        }
-        if word.starts_with('-') {
-            let named = command.get_arguments().find(|arg| is_named(arg, word));
-            option = named.filter(|arg| needs_value(arg));
-        } else if let Some(inner) = command.find_subcommand(word) {
-            (command, position) = (inner, 0);
-        } else {
-            position += 1;
-        }
-    }
-    if let Some(option) = option {
-        return values(option, current, names);
-    }
-    if let Some((name, value)) = current.split_once('=').filter(|_| current.starts_with("--")) {
-        let named = command.get_arguments().find(|arg| is_named(arg, name));
-        let values = named.map_or_else(Vec::new, |arg| values(arg, value, names));
-        return behind(&format!("{name}="), values);
-    }
-    if current.starts_with('-') {
-        return starting_with(current, options(command));
-    }
-    let inner = command.get_subcommands().filter(|inner| !inner.is_hide_set());
-    let inner = inner.map(|inner| (inner.get_name().to_owned(), first_line(inner.get_about())));
-    let mut found = starting_with(current, inner);
-    let mut places = command.get_positionals();
-    if let Some(place) = places.nth(position).or_else(|| command.get_positionals().last()) {
-        let is_repeated = matches!(place.get_action(), ArgAction::Append);
-        if position < command.get_positionals().count() || is_repeated {
-            found.extend(values(place, current, names));
-        }
-    }
-    // Where nothing else can follow, a lone Tab shows the options.
-    if found.is_empty() {
-        found = starting_with(current, options(command));
-    }
-    found
+/// The command with what its options and words take, as far as that is known.
+fn with_names(command: Command, names: &'static dyn Names) -> Command {
+    let command = command.mut_args(|arg| with_values(arg, names));
+    command.mut_subcommands(|inner| with_names(inner, names))
 }
 
-fn is_named(arg: &Arg, word: &str) -> bool {
-    let long = arg
-        .get_long()
-        .is_some_and(|long| word.strip_prefix("--") == Some(long));
-    let short = arg
-        .get_short()
-        .is_some_and(|short| word.strip_prefix('-') == Some(short.to_string().as_str()));
-    long || short
-}
-
-fn needs_value(arg: &Arg) -> bool {
-    arg.get_num_args().is_some_and(|count| count.min_values() > 0)
-}
-
-fn options(command: &Command) -> impl Iterator<Item = Candidate> {
-    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
-    shown.filter_map(|arg| Some((format!("--{}", arg.get_long()?), first_line(arg.get_help()))))
-}
-
-/// What an option, a word or a key takes, as far as that is known.
-fn values(arg: &Arg, current: &str, names: &dyn Names) -> Vec<Candidate> {
-    let possible = arg.get_possible_values();
-    if !possible.is_empty() {
-        let possible = possible.iter().filter(|value| !value.is_hide_set());
-        let possible = possible.map(|value| (value.get_name().to_owned(), first_line(value.get_help())));
-        return starting_with(current, possible);
-    }
+fn with_values(arg: Arg, names: &'static dyn Names) -> Arg {
     let kind = arg.get_value_names().and_then(<[_]>::first);
-    let plain = |names: Vec<String>| {
-        let names = names.into_iter().map(|name| (name, String::new()));
-        starting_with(current, names)
+    let kind = kind.map_or_else(String::new, ToString::to_string);
+    let those = |of: fn(&dyn Names) -> Vec<String>| {
+        let candidates = move || of(names).into_iter().map(CompletionCandidate::new).collect();
+        ArgValueCandidates::new(candidates)
     };
-    match (kind.map_or("", |kind| kind.as_str()), arg.get_long()) {
-        ("IFNAME", _) => plain(names.interfaces()),
-        ("PORT" | "NAME", None) => plain(names.ports()),
-        ("NETWORK", None) | (_, Some("network")) => plain(names.networks()),
-        ("PATH" | "FILE" | "SOCKET", _) => paths(current),
-        ("BOOL", _) => plain(vec!["true".to_owned(), "false".to_owned()]),
-        (name, _) => {
-            let (before, last) = match current.rsplit_once(',') {
-                Some((before, last)) if name.contains(',') => (format!("{before},"), last),
-                _ => (String::new(), current),
-            };
-            let keys = names
-                .keys(arg.get_id().as_str())
-                .map(|table| keys(table, last, names));
-            behind(&before, keys.unwrap_or_default())
-        }
+    match (kind.as_str(), arg.get_long()) {
+        ("IFNAME", _) => arg.add(those(|names| names.interfaces())),
+        ("PORT" | "NAME", None) => arg.add(those(|names| names.ports())),
+        ("NETWORK", None) | (_, Some("network")) => arg.add(those(|names| names.networks())),
+        ("PATH" | "FILE" | "SOCKET", _) => arg.value_hint(ValueHint::AnyPath),
+        (kind, _) => match names.keys(arg.get_id().as_str()) {
+            Some(table) => {
+                let table = with_names(table.disable_help_flag(true), names).mut_args(|arg| arg.hide(false));
+                let is_list = kind.contains(',');
+                let keys = move |current: &OsStr| keys(&table, &current.to_string_lossy(), is_list);
+                arg.add(ArgValueCompleter::new(keys))
+            }
+            None => arg,
+        },
     }
 }
 
-/// Keys of a table, and their values.
-fn keys(mut table: Command, current: &str, names: &dyn Names) -> Vec<Candidate> {
-    table.build();
-    let known = |arg: &&Arg| arg.get_long().is_some_and(|long| long != "help");
-    match current.split_once('=') {
-        None => {
-            let keys = table.get_arguments().filter(known).map(|arg| {
-                let equals = if needs_value(arg) { "=" } else { "" };
-                let key = arg.get_long().unwrap_or_default();
-                (format!("{key}{equals}"), first_line(arg.get_help()))
-            });
-            starting_with(current, keys)
-        }
-        Some((key, value)) => {
-            let named = table
-                .get_arguments()
-                .filter(known)
-                .find(|arg| arg.get_long() == Some(key));
-            let values = named.map_or_else(Vec::new, |arg| values(arg, value, names));
-            behind(&format!("{key}="), values)
-        }
-    }
-}
-
-/// Files and directories that begin so; `/` ends a directory. Names with spaces are left out: shells would have to
-/// quote them.
-fn paths(current: &str) -> Vec<Candidate> {
-    let (directory, begun) = current
-        .rsplit_once('/')
-        .map_or(("", current), |(directory, name)| {
-            (&current[..=directory.len()], name)
-        });
-    let entries = fs::read_dir(if directory.is_empty() { "." } else { directory });
-    let entries = entries.into_iter().flatten().flatten().filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let is_shown = begun.starts_with('.') || !name.starts_with('.');
-        let is_plain = !name.contains(|c: char| c.is_whitespace() || c.is_control());
-        let end = if entry.path().is_dir() { "/" } else { "" };
-        (is_shown && is_plain).then(|| (format!("{directory}{name}{end}"), String::new()))
+/// Keys of a table, and their values: completed as options of a command. `is_list`: there may be others before.
+fn keys(table: &Command, current: &str, is_list: bool) -> Vec<CompletionCandidate> {
+    let at = current
+        .rfind(',')
+        .filter(|_| is_list)
+        .map_or(0, |comma| comma + 1);
+    let (before, last) = current.split_at(at);
+    let takes_value = |key: &str| {
+        let mut options = table.get_arguments();
+        options.any(|option| option.get_long() == Some(key) && option.get_action().takes_values())
+    };
+    let found = candidates(&mut table.clone(), &[format!("--{last}")]);
+    let found = found.into_iter().filter_map(|(option, about)| {
+        let key = option.strip_prefix("--")?;
+        let equals = if takes_value(key) { "=" } else { "" };
+        Some(CompletionCandidate::new(format!("{before}{key}{equals}")).help(Some(about.into())))
     });
-    let mut found = starting_with(current, entries);
-    found.sort_unstable();
-    found
-}
-
-fn starting_with(current: &str, all: impl Iterator<Item = Candidate>) -> Vec<Candidate> {
-    all.filter(|(word, _)| word.starts_with(current)).collect()
-}
-
-fn behind(before: &str, values: Vec<Candidate>) -> Vec<Candidate> {
-    let put = |(value, about): Candidate| (format!("{before}{value}"), about);
-    values.into_iter().map(put).collect()
-}
-
-fn first_line(help: Option<&clap::builder::StyledStr>) -> String {
-    let help = help.map(ToString::to_string).unwrap_or_default();
-    help.lines().next().unwrap_or_default().to_owned()
+    found.collect()
 }

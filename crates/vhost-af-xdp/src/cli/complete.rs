@@ -7,7 +7,7 @@ use model::config::{Network, Port};
 use super::Cli;
 
 /// Candidates for the word at the cursor, a line each. `words`: the command line up to the cursor.
-pub(crate) fn complete(words: &[String], names: &dyn Names) -> String {
+pub(crate) fn complete(words: &[String], names: &'static dyn Names) -> String {
     let [program, words @ ..] = words else {
         return String::new();
     };
