@@ -414,9 +414,16 @@ impl Reader {
     fn apply(&mut self, difference: Difference, outcome: &mut Outcome) -> bool {
         let Difference { ports, networks } = difference;
         for (name, why) in &ports.ending {
-            if let Err(error) = self.ports.remove(name) {
-                outcome.failed.push(error.to_string());
-            }
+            let said = match self.ports.remove(name) {
+                Ok(()) => {
+                    outcome.done.push(format!("port {name} {why}: ended"));
+                    why.clone()
+                }
+                Err(error) => {
+                    outcome.failed.push(error.to_string());
+                    error.to_string()
+                }
+            };
             let ports = &mut self.running.ports;
             let gone = ports.iter().position(|table| table.name == *name);
             let gone = gone.map(|at| ports.remove(at));
@@ -424,8 +431,7 @@ impl Reader {
                 // A file that has replaced the socket is not removed.
                 let _ = self.requests.remove(&path);
             }
-            JOURNAL.record(Subject::Port(name), What::Removed, Some(why.clone()));
-            outcome.done.push(format!("port {name} {why}: ended"));
+            JOURNAL.record(Subject::Port(name), What::Removed, Some(said));
         }
         for (name, why) in &networks.ending {
             if networks.restarts(name) {
