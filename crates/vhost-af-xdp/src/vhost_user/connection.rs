@@ -11,11 +11,11 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{RecvFlags, recv};
 use steer::with_sources;
 
-use super::error::MessageError;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::{Session, VmmConnection};
@@ -72,8 +72,8 @@ impl Connection {
     }
 
     /// Sets the kick eventfd of the control queue, for [`Self::wait`].
-    pub(super) fn watch(&mut self, kick: &OwnedFd) -> Result<(), MessageError> {
-        self.kicks = Some(Kicks::of(kick).map_err(MessageError::Watch)?);
+    pub(super) fn watch(&mut self, kick: &OwnedFd) -> anyhow::Result<()> {
+        self.kicks = Some(Kicks::of(kick).context("cannot wait for kicks of the control queue")?);
         Ok(())
     }
 

@@ -12,39 +12,14 @@
 //!   reads into a mapping of its own FUSE file holds a worker for as long as it likes, and no signal helps. So a pipe
 //!   is accepted from VMMs whose files are trusted only (memory-files=any).
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use anyhow::{Context, bail};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::ioctl_fionread;
 use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, sockopt};
 
 use crate::config::FileKinds;
-
-/// A descriptor that is rejected.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum EventfdError {
-    /// A kick descriptor that could block the daemon.
-    #[error("vring {index}: the {role} descriptor is not an eventfd")]
-    NotEventfd { index: u32, role: &'static str },
-    /// A call or error descriptor that could block the daemon.
-    #[error("vring {index}: the {role} descriptor is neither an eventfd nor a Unix stream socket")]
-    NotWritable { index: u32, role: &'static str },
-    #[error(
-        "vring {index}: the {role} descriptor is a pipe, whose reader can hold up the daemon: use an eventfd or a Unix \
-         stream socket, or, if the VMM is trusted, set memory-files=any"
-    )]
-    Pipe { index: u32, role: &'static str },
-    #[error("vring {index}: the {role} socket holds bytes that its peer sent, which nobody reads")]
-    NotEmpty { index: u32, role: &'static str },
-    #[error("vring {index}: cannot examine the {role} descriptor")]
-    Examine {
-        index: u32,
-        role: &'static str,
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// Takes over a kick, call or error descriptor of a VMM, if its kind of file is allowed, and makes it non-blocking: a
 /// worker writes to call descriptors, and must not hang on one that the VMM filled up.
@@ -53,28 +28,31 @@ pub(crate) fn take(
     role: &'static str,
     fd: Option<OwnedFd>,
     kinds: FileKinds,
-) -> Result<Option<OwnedFd>, EventfdError> {
+) -> anyhow::Result<Option<OwnedFd>> {
     let Some(fd) = fd else { return Ok(None) };
-    let examine = |source| EventfdError::Examine { index, role, source };
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(examine)?;
+    let examine = || format!("vring {index}: cannot examine the {role} descriptor");
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).with_context(examine)?;
     if link.as_os_str() != "anon_inode:[eventfd]" {
         if role == "kick" {
-            return Err(EventfdError::NotEventfd { index, role });
+            bail!("vring {index}: the {role} descriptor is not an eventfd");
         }
         if link.to_string_lossy().starts_with("pipe:[") {
             if kinds != FileKinds::Any {
-                return Err(EventfdError::Pipe { index, role });
+                bail!(
+                    "vring {index}: the {role} descriptor is a pipe, whose reader can hold up the daemon: use an eventfd \
+                     or a Unix stream socket, or, if the VMM is trusted, set memory-files=any"
+                );
             }
         } else if is_stream(&fd) {
             if !ends_reading(&fd) {
-                return Err(EventfdError::NotEmpty { index, role });
+                bail!("vring {index}: the {role} socket holds bytes that its peer sent, which nobody reads");
             }
         } else {
-            return Err(EventfdError::NotWritable { index, role });
+            bail!("vring {index}: the {role} descriptor is neither an eventfd nor a Unix stream socket");
         }
     }
-    let flags = fcntl_getfl(fd.as_fd()).map_err(|errno| examine(errno.into()))?;
-    fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK).map_err(|errno| examine(errno.into()))?;
+    let flags = fcntl_getfl(fd.as_fd()).with_context(examine)?;
+    fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK).with_context(examine)?;
     Ok(Some(fd))
 }
 
@@ -103,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    fn call(fd: impl Into<OwnedFd>, kinds: FileKinds) -> Result<Option<OwnedFd>, EventfdError> {
+    fn call(fd: impl Into<OwnedFd>, kinds: FileKinds) -> anyhow::Result<Option<OwnedFd>> {
         take(1, "call", Some(fd.into()), kinds)
     }
 

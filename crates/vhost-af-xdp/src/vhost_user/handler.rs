@@ -3,10 +3,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use anyhow::{Context, anyhow};
 use steer::with_sources;
 
 use super::connection::Connection;
-use super::error::MessageError;
 use super::eventfd::{self, ends_reading, is_stream};
 use super::files;
 use super::message::{Feature, Message, ReceiveError, Reply, Request, send_config_change};
@@ -22,7 +22,7 @@ impl Connection {
         let mut request = match Request::receive(stream) {
             Ok(request) => request,
             Err(ReceiveError::Disconnected) => return Err(Closed::Disconnected),
-            Err(ReceiveError::Protocol(error)) => return Err(protocol(&error)),
+            Err(ReceiveError::Protocol(error)) => return Err(protocol(error.as_ref())),
             Err(ReceiveError::Message(error)) => return Err(Closed::Refused(error.to_string())),
         };
         let decoded = request.decode(self.protocol).map_err(SessionError::from);
@@ -125,14 +125,22 @@ impl Connection {
             Message::SetBackendReqFd(file) => {
                 // Checked, and closed if it is rejected, by this thread: see files.rs.
                 let channel = file.filter(|file| is_stream(file) && ends_reading(file));
-                let channel = channel.map(UnixStream::from).ok_or(MessageError::NoChannel)?;
+                let channel = channel.map(UnixStream::from).context(
+                    "SET_BACKEND_REQ_FD came without a Unix stream socket, or with one that holds bytes",
+                )?;
                 port.with_session(move |session, _| {
                     session.set_channel(Box::new(move || send_config_change(&channel)));
                     Ok(())
                 })?;
             }
             // There is no IOTLB: the device would access wrong addresses.
-            Message::Iotlb => return Err(MessageError::Iotlb.into()),
+            Message::Iotlb => {
+                return Err(SessionError::Message(anyhow!(
+                    "IOTLB_MSG: the VMM has an IOMMU in front of this device, and there is no IOTLB here: leave the IOMMU \
+                     device out, or iommu_platform=on (QEMU) of this device, or leave access-platform out of what is \
+                     offered (offer)"
+                )));
+            }
             Message::GetConfig { offset, len, flags } => {
                 let bytes = port.config_space().read(offset, len).or_else(|error| {
                     // Recorded for the closing message; the session continues.
@@ -177,7 +185,7 @@ impl Connection {
     }
 
     /// Checks files that the VMM passes as memory. This thread also closes those that are rejected (`files.rs`).
-    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) -> Result<(), MessageError> {
+    fn judge<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) -> anyhow::Result<()> {
         if self.port.config.memory.files == FileKinds::Any {
             return Ok(());
         }
@@ -190,8 +198,8 @@ impl Connection {
         index: u32,
         role: &'static str,
         file: Option<OwnedFd>,
-    ) -> Result<Option<OwnedFd>, MessageError> {
-        Ok(eventfd::take(index, role, file, self.port.config.memory.files)?)
+    ) -> anyhow::Result<Option<OwnedFd>> {
+        eventfd::take(index, role, file, self.port.config.memory.files)
     }
 }
 

@@ -23,12 +23,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use anyhow::{Context, anyhow, bail};
 use program::descriptors;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 use virtqueue::{FileRange, GuestAddr, Region, RingAddresses};
 
-use super::error::{MessageError, ProtocolError};
 use super::files::MAX_FILES;
 use crate::port::memory::RegionKey;
 use crate::port::session::InflightQueues;
@@ -144,14 +144,14 @@ struct Rule {
     answer: Answer,
     /// The protocol feature that must be negotiated for it.
     feature: Option<Feature>,
-    decode: fn(&mut Fields) -> Result<Message, MessageError>,
+    decode: fn(&mut Fields) -> anyhow::Result<Message>,
 }
 
 use Answer::{Ack, Always, Payload};
 
 #[rustfmt::skip]
 const RULES: [Rule; 32] = {
-    type Decode = fn(&mut Fields) -> Result<Message, MessageError>;
+    type Decode = fn(&mut Fields) -> anyhow::Result<Message>;
     const fn rule(request: u32, name: &'static str, payload: (usize, usize), files: (usize, usize), answer: Answer,
                   feature: Option<Feature>, decode: Decode) -> Rule {
         Rule { request, name, payload, files, answer, feature, decode }
@@ -218,47 +218,52 @@ pub(crate) enum ReceiveError {
     /// The connection was closed.
     #[error("the VMM disconnected")]
     Disconnected,
+    /// Bytes that are not a vhost-user message.
     #[error(transparent)]
-    Protocol(#[from] ProtocolError),
+    Protocol(anyhow::Error),
+    /// A message that is rejected.
     #[error(transparent)]
-    Message(#[from] MessageError),
+    Message(anyhow::Error),
 }
 
 impl Request {
     /// Waits for a message, and reads it.
     pub(crate) fn receive(stream: &UnixStream) -> Result<Self, ReceiveError> {
+        use ReceiveError::{Message, Protocol};
+        let cut = || Protocol(anyhow!("the VMM disconnected within a message"));
         let (mut header, mut files) = ([0; HEADER], Vec::new());
-        match fill(stream, &mut header, &mut files)? {
+        match fill(stream, &mut header, &mut files).map_err(Protocol)? {
             0 => return Err(ReceiveError::Disconnected),
             HEADER => {}
-            _ => return Err(ProtocolError::Cut.into()),
+            _ => return Err(cut()),
         }
         let words = [0, 4, 8].map(|at| u32::from_ne_bytes(std::array::from_fn(|byte| header[at + byte])));
         let ([request, flags, _], size) = (words, words[2] as usize);
+        let name = name_of(request);
         if flags & !NEED_REPLY != VERSION {
-            return Err(ProtocolError::Flags(name_of(request), flags).into());
+            return Err(Protocol(anyhow!(
+                "{name} with flags {flags:#x}: of a request they are 0x1 (version 1), or 0x9 to have it answered"
+            )));
         }
         if size > MAX_PAYLOAD {
-            return Err(ProtocolError::Long(name_of(request), size).into());
+            return Err(Protocol(anyhow!(
+                "{name} with {size} bytes: no message is that long"
+            )));
         }
         let rule = RULES.iter().find(|rule| rule.request == request);
-        let rule = rule.ok_or_else(|| MessageError::Unsupported(name_of(request)))?;
+        let rule = rule.ok_or_else(|| Message(anyhow!("{name} is not supported")))?;
         let (least, most) = rule.payload;
         if size < least {
-            return Err(short(rule.name, size, String::new(), least).into());
+            return Err(Message(anyhow!("{name}: {size} bytes, at least {least} needed")));
         }
         if size > most {
-            let request = rule.name;
-            return Err(MessageError::Long {
-                request,
-                bytes: size,
-                most,
-            }
-            .into());
+            return Err(Message(anyhow!(
+                "{name}: {size} bytes, at most {most} are possible"
+            )));
         }
         let mut payload = vec![0; size];
-        if fill(stream, &mut payload, &mut files)? < size {
-            return Err(ProtocolError::Cut.into());
+        if fill(stream, &mut payload, &mut files).map_err(Protocol)? < size {
+            return Err(cut());
         }
         Ok(Self::of(rule, flags, payload, files))
     }
@@ -272,20 +277,15 @@ impl Request {
     }
 
     /// Decodes it; `features`: the negotiated protocol features.
-    pub(crate) fn decode(&mut self, features: u64) -> Result<Message, MessageError> {
+    pub(crate) fn decode(&mut self, features: u64) -> anyhow::Result<Message> {
         let Rule { name, feature, .. } = *self.rule;
         if feature.is_some_and(|feature| !feature.is_in(features)) {
-            return Err(MessageError::NotNegotiated(name));
+            bail!("{name} was sent, but the protocol feature that it belongs to was not negotiated");
         }
         let (least, most) = self.rule.files;
         let came = self.fields.files.len();
         if !(least..=most).contains(&came) {
-            return Err(MessageError::Files {
-                request: name,
-                came,
-                least,
-                most,
-            });
+            bail!(wrong_files(name, came, (least, most)));
         }
         (self.rule.decode)(&mut self.fields)
     }
@@ -384,14 +384,8 @@ impl Fields {
     }
 
     /// The only descriptor of a message that must have one.
-    fn only_file(&mut self, request: &'static str) -> Result<OwnedFd, MessageError> {
-        let missing = MessageError::Files {
-            request,
-            came: 0,
-            least: 1,
-            most: 1,
-        };
-        self.file().ok_or(missing)
+    fn only_file(&mut self, request: &'static str) -> anyhow::Result<OwnedFd> {
+        self.file().with_context(|| wrong_files(request, 0, (1, 1)))
     }
 
     /// A region, without its file: guest address, size, user address, offset in the file.
@@ -399,44 +393,45 @@ impl Fields {
         [(); 4].map(|()| self.u64())
     }
 
-    fn channel(&mut self) -> Result<Message, MessageError> {
+    fn channel(&mut self) -> anyhow::Result<Message> {
         Ok(Message::SetBackendReqFd(self.file()))
     }
 
-    fn mem_table(&mut self) -> Result<Message, MessageError> {
+    fn mem_table(&mut self) -> anyhow::Result<Message> {
         let bytes = self.payload.len();
         let [count, _padding] = [(); 2].map(|()| self.u32() as usize);
         if !(1..=MAX_FILES).contains(&count) {
-            return Err(MessageError::Regions(count));
+            bail!("SET_MEM_TABLE: {count} regions, 1 to {MAX_FILES} are possible");
         }
         let needed = TABLE_HEAD + count * REGION;
         if bytes < needed {
-            let of = format!(" for {count} region{}", if count == 1 { "" } else { "s" });
-            return Err(short("SET_MEM_TABLE", bytes, of, needed));
+            let plural = if count == 1 { "" } else { "s" };
+            bail!("SET_MEM_TABLE: {bytes} bytes for {count} region{plural}, at least {needed} needed");
         }
         let descriptors = self.files.len();
         if descriptors != count {
-            return Err(MessageError::TableFiles { descriptors, count });
+            bail!("SET_MEM_TABLE: {descriptors} descriptors for {count} regions: {MORE_FILES}");
         }
         let mut regions = Vec::with_capacity(count);
         while let Some(file) = self.file() {
             let region @ [guest, bytes, user, offset] = self.region();
             let fits = |start: u64| start.checked_add(bytes).is_some();
             if bytes == 0 || ![guest, user, offset].into_iter().all(fits) {
-                return Err(MessageError::Region(regions.len()));
+                let at = regions.len();
+                bail!("SET_MEM_TABLE: region {at} (from 0) is empty, or its end does not fit into 64 bits");
             }
             regions.push(with_file(region, file));
         }
         Ok(Message::SetMemTable(regions))
     }
 
-    fn add_region(&mut self) -> Result<Message, MessageError> {
+    fn add_region(&mut self) -> anyhow::Result<Message> {
         let _padding = self.u64();
         let file = self.only_file("ADD_MEM_REG")?;
         Ok(Message::AddMemReg(with_file(self.region(), file)))
     }
 
-    fn remove_region(&mut self) -> Result<Message, MessageError> {
+    fn remove_region(&mut self) -> anyhow::Result<Message> {
         let _padding = self.u64();
         let [guest, len, user_addr, _offset] = self.region();
         Ok(Message::RemMemReg(RegionKey {
@@ -446,87 +441,90 @@ impl Fields {
         }))
     }
 
-    fn log_base(&mut self) -> Result<Message, MessageError> {
+    fn log_base(&mut self) -> anyhow::Result<Message> {
         let [bytes, offset] = [(); 2].map(|()| self.u64());
         if bytes == 0 || offset.checked_add(bytes).is_none() {
-            return Err(MessageError::Log);
+            bail!("SET_LOG_BASE: the log is empty, or its end does not fit into 64 bits");
         }
         let file = self.only_file("SET_LOG_BASE")?;
         Ok(Message::SetLogBase(FileRange { offset, bytes }, file))
     }
 
-    fn vring_addr(&mut self) -> Result<Message, MessageError> {
+    fn vring_addr(&mut self) -> anyhow::Result<Message> {
         let [index, flags] = [(); 2].map(|()| self.u32());
         let [desc, used, avail] = [(); 3].map(|()| self.u64());
         // VHOST_VRING_F_LOG; alignment: VirtIO 1.3, 2.7.
         if flags > 1 || desc % 16 != 0 || used % 4 != 0 || avail % 2 != 0 {
-            return Err(MessageError::Addresses { index, flags });
+            bail!(
+                "SET_VRING_ADDR: vring {index} has flags {flags:#x}, of which 0x1 is defined, or descriptors, available \
+                 or used ring are not aligned to 16, 2 and 4 bytes"
+            );
         }
         Ok(Message::SetVringAddr(index, RingAddresses { desc, avail, used }))
     }
 
     /// A message with a vring's eventfd: the index in the low byte, and whether there is a descriptor.
-    fn event(&mut self, message: fn(u32, Option<OwnedFd>) -> Message) -> Result<Message, MessageError> {
+    fn event(&mut self, message: fn(u32, Option<OwnedFd>) -> Message) -> anyhow::Result<Message> {
         let value = self.u64();
         let index = u32::from(value as u8);
         let (said, file) = (value & NO_DESCRIPTOR == 0, self.file());
-        if said != file.is_some() {
-            return Err(MessageError::Descriptor { index, said });
+        match (said, file) {
+            (true, None) => bail!("vring {index}: its eventfd did not come with the message: {MORE_FILES}"),
+            (false, Some(_)) => {
+                bail!("vring {index}: a descriptor came with a message that says that there is none")
+            }
+            (_, file) => Ok(message(index, file)),
         }
-        Ok(message(index, file))
     }
 
-    fn number(&mut self, message: fn(u64) -> Message) -> Result<Message, MessageError> {
+    fn number(&mut self, message: fn(u64) -> Message) -> anyhow::Result<Message> {
         Ok(message(self.u64()))
     }
 
     /// A message with a vring's index and a number.
-    fn state(&mut self, message: fn(u32, u32) -> Message) -> Result<Message, MessageError> {
+    fn state(&mut self, message: fn(u32, u32) -> Message) -> anyhow::Result<Message> {
         Ok(message(self.u32(), self.u32()))
     }
 
-    fn vring_enable(&mut self) -> Result<Message, MessageError> {
+    fn vring_enable(&mut self) -> anyhow::Result<Message> {
         match (self.u32(), self.u32()) {
             (index, state @ 0..=1) => Ok(Message::SetVringEnable(index, state == 1)),
-            (_, state) => Err(MessageError::EnableState(state)),
+            (_, state) => bail!("SET_VRING_ENABLE with state {state}: 0 and 1 are defined"),
         }
     }
 
     /// Offset, size and flags, and as many bytes as the size.
-    fn config(&mut self, request: &'static str) -> Result<Message, MessageError> {
+    fn config(&mut self, request: &'static str) -> anyhow::Result<Message> {
         let [offset, len, flags] = [(); 3].map(|()| self.u32());
         let ends = offset.checked_add(len).is_some_and(|end| end <= CONFIG_END);
         if len == 0 || !ends || flags > 3 || self.payload.len() != len as usize {
             let bytes = self.payload.len();
-            return Err(MessageError::Config {
-                request,
-                offset,
-                len,
-                flags,
-                bytes,
-            });
+            bail!(
+                "{request}: {len} bytes from {offset} on, flags {flags:#x}, in a message with {bytes}: both numbers must \
+                 be equal, within the first 4096 bytes, and flags 0 to 3"
+            );
         }
         Ok(Message::GetConfig { offset, len, flags })
     }
 
-    fn set_config(&mut self) -> Result<Message, MessageError> {
+    fn set_config(&mut self) -> anyhow::Result<Message> {
         self.config("SET_CONFIG").map(|_| Message::SetConfig)
     }
 
-    fn inflight(&mut self) -> Result<(FileRange, InflightQueues), MessageError> {
+    fn inflight(&mut self) -> anyhow::Result<(FileRange, InflightQueues)> {
         let [bytes, offset] = [(); 2].map(|()| self.u64());
         let [queues, size] = [(); 2].map(|()| self.u16());
         if queues == 0 || size == 0 {
-            return Err(MessageError::NoQueues { queues, size });
+            bail!("an inflight region for {queues} queues of {size} entries: it would have no entries");
         }
         Ok((FileRange { offset, bytes }, InflightQueues { queues, size }))
     }
 
-    fn get_inflight(&mut self) -> Result<Message, MessageError> {
+    fn get_inflight(&mut self) -> anyhow::Result<Message> {
         self.inflight().map(|(_, queues)| Message::GetInflightFd(queues))
     }
 
-    fn set_inflight(&mut self) -> Result<Message, MessageError> {
+    fn set_inflight(&mut self) -> anyhow::Result<Message> {
         let (range, queues) = self.inflight()?;
         let file = self.only_file("SET_INFLIGHT_FD")?;
         Ok(Message::SetInflightFd(range, queues, file))
@@ -547,7 +545,7 @@ fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 
 /// Reads until `bytes` are full, or the connection is closed; returns the number of bytes read. Each byte may carry
 /// descriptors; the kernel closes those for which there is no room.
-fn fill(stream: &UnixStream, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> Result<usize, ProtocolError> {
+fn fill(stream: &UnixStream, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> anyhow::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
@@ -559,7 +557,7 @@ fn fill(stream: &UnixStream, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> Resu
             Ok(got) => done += got.bytes,
             Err(Errno::CONNRESET) => break,
             Err(Errno::INTR) => continue,
-            Err(errno) => return Err(ProtocolError::Read(errno.into())),
+            Err(errno) => return Err(errno).context("cannot read the connection"),
         }
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(came) = message {
@@ -581,12 +579,20 @@ fn with_file([guest, len, user_addr, file_offset]: [u64; 4], file: OwnedFd) -> R
     }
 }
 
-fn short(request: &'static str, bytes: usize, of: String, needed: usize) -> MessageError {
-    MessageError::Short {
-        request,
-        bytes,
-        of,
-        needed,
+/// The remedy if descriptors are missing.
+const MORE_FILES: &str =
+    "if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)";
+
+/// A message came with too few or too many descriptors.
+fn wrong_files(request: &str, came: usize, (least, most): (usize, usize)) -> String {
+    let possible = match least == most {
+        true => most.to_string(),
+        false => format!("{least} or {most}"),
+    };
+    let said = format!("{request}: {came} descriptors came with it, {possible} belong there");
+    match came < least {
+        true => format!("{said}: {MORE_FILES}"),
+        false => said,
     }
 }
 

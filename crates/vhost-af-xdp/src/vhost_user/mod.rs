@@ -2,7 +2,6 @@
 
 pub(crate) mod accept;
 pub(crate) mod connection;
-mod error;
 pub(crate) mod eventfd;
 pub(crate) mod files;
 pub(crate) mod handler;

@@ -64,7 +64,7 @@ pub(crate) enum SessionError {
     Lane(#[from] LaneError),
     /// An error in the message itself, found by the thread that reads messages.
     #[error(transparent)]
-    Message(Box<dyn std::error::Error + Send + Sync>),
+    Message(#[from] anyhow::Error),
     #[error("SET_LOG_BASE: {0}")]
     Log(#[from] FileError),
     #[error("SET_INFLIGHT_FD: {0}")]
