@@ -91,7 +91,7 @@ impl<'a> Sandboxed<'a> {
         // Before the daemon opens descriptors of its own, which could be taken for inherited ones.
         external::check_inherited(config)?;
         program::raise_descriptor_limit();
-        let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
+        let given = Given::take(config)?;
         sigbus::install().context("cannot handle SIGBUS")?;
         interrupt::install().context("cannot handle SIGURG")?;
         let manager = ServiceManager::of_this_process();

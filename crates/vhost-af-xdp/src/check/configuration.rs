@@ -296,7 +296,7 @@ impl Look<'_> {
             self.error(Kind::Privileges, "daemon", &with_sources(error.as_ref()));
         }
         if let Err(error) = external::check_inherited(config) {
-            self.error(Kind::Descriptor, "daemon", &with_sources(&error));
+            self.error(Kind::Descriptor, "daemon", &with_sources(error.as_ref()));
         }
         let ports = config.ports.iter().map(PortConfig::copy_bytes);
         let uplinks = config

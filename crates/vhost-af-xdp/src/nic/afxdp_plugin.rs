@@ -17,11 +17,11 @@
 //! in the lifetime of a container and then removes its socket; the descriptors stay valid. The plugin is trusted with a
 //! map only: its messages are checked here by length and word, and the descriptor by its user.
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, bail};
 use program::descriptors;
 use rustix::io::Errno;
 use rustix::net::{
@@ -32,50 +32,9 @@ use rustix::net::{
 const MESSAGE_MAX: usize = 64;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const BROKEN: &str = "cannot exchange messages with the AF_XDP device plugin";
 /// The version of the protocol that this is written for.
 const VERSION: &str = "0.1";
-
-/// Why there is no map from the plugin.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PluginError {
-    #[error("no AF_XDP device plugin at {}: is the socket mounted into this container? A plugin serves it once, and \
-             removes it then", .path.display())]
-    Connect {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error(
-        "the AF_XDP device plugin does not know a pod called {0:?} with these devices (/host_nak): the pod's hostname \
-         must be its name"
-    )]
-    Host(String),
-    #[error(
-        "the AF_XDP device plugin has no device {0:?} for this pod (/fd_nak): AFXDP_DEVICES lists its devices"
-    )]
-    Device(String),
-    #[error("the AF_XDP device plugin refuses {request:?}: {answer}")]
-    Refused { request: String, answer: String },
-    #[error("the AF_XDP device plugin's answer to {request:?} is {answer:?}, which is none of the protocol")]
-    Garbage { request: String, answer: String },
-    #[error("the AF_XDP device plugin answers {request:?} with {count} descriptors instead of {wanted}")]
-    Descriptors {
-        request: String,
-        count: usize,
-        wanted: usize,
-    },
-    #[error("{request:?} is {len} bytes long, the AF_XDP device plugin's messages have {MESSAGE_MAX} at most: shorten \
-             the name", len = .request.len())]
-    Long { request: String },
-    #[error("the AF_XDP device plugin's answer to {0:?} is longer than {MESSAGE_MAX} bytes")]
-    LongAnswer(String),
-    #[error("the AF_XDP device plugin has not answered {request:?} for {} s", ANSWER_TIMEOUT.as_secs())]
-    Silent { request: String },
-    #[error("the AF_XDP device plugin has closed the connection instead of answering {0:?}")]
-    Gone(String),
-    #[error("cannot exchange messages with the AF_XDP device plugin")]
-    Io(#[from] io::Error),
-}
 
 /// A connection on which the plugin has accepted us.
 pub(crate) struct Plugin {
@@ -87,10 +46,13 @@ type Answer = (String, Vec<OwnedFd>);
 
 impl Plugin {
     /// Connects to the plugin at `path` as the pod called `host`.
-    pub(crate) fn connect(path: &Path, host: &str) -> Result<Self, PluginError> {
-        let refused = |errno: Errno| PluginError::Connect {
-            path: path.to_owned(),
-            source: errno.into(),
+    pub(crate) fn connect(path: &Path, host: &str) -> anyhow::Result<Self> {
+        let refused = || {
+            format!(
+                "no AF_XDP device plugin at {}: is the socket mounted into this container? A plugin serves it once, and \
+                 removes it then",
+                path.display()
+            )
         };
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -98,18 +60,21 @@ impl Plugin {
             SocketFlags::CLOEXEC,
             None,
         )
-        .map_err(refused)?;
-        let address = SocketAddrUnix::new(path).map_err(refused)?;
-        connect(&socket, &address).map_err(refused)?;
+        .with_context(refused)?;
+        let address = SocketAddrUnix::new(path).with_context(refused)?;
+        connect(&socket, &address).with_context(refused)?;
         let plugin = Self { socket };
         match plugin.ask(&format!("/connect,{host}"), 0)?.0.as_str() {
             "/host_ok" => {}
-            "/host_nak" => return Err(PluginError::Host(host.to_owned())),
-            other => return Err(garbage("/connect", other)),
+            "/host_nak" => bail!(
+                "the AF_XDP device plugin does not know a pod called {host:?} with these devices (/host_nak): the pod's \
+                 hostname must be its name"
+            ),
+            other => bail!(garbage("/connect", other)),
         }
         let (version, _) = plugin.ask("/version", 0)?;
         if version.starts_with('/') || version.is_empty() {
-            return Err(garbage("/version", &version));
+            bail!(garbage("/version", &version));
         }
         if version != VERSION {
             tracing::warn!(
@@ -121,18 +86,17 @@ impl Plugin {
     }
 
     /// The socket map of an interface.
-    pub(crate) fn map(&self, interface: &str) -> Result<OwnedFd, PluginError> {
+    pub(crate) fn map(&self, interface: &str) -> anyhow::Result<OwnedFd> {
         let request = format!("/xsk_map_fd,{interface}");
         let (answer, mut descriptors) = self.ask(&request, 1)?;
         match (answer.as_str(), descriptors.pop()) {
             ("/fd_ack", Some(map)) => Ok(map),
-            ("/fd_ack", None) => Err(PluginError::Descriptors {
-                request,
-                count: 0,
-                wanted: 1,
-            }),
-            ("/fd_nak", _) => Err(PluginError::Device(interface.to_owned())),
-            (other, _) => Err(garbage(&request, other)),
+            ("/fd_ack", None) => bail!(other_count(&request, 0, 1)),
+            ("/fd_nak", _) => bail!(
+                "the AF_XDP device plugin has no device {interface:?} for this pod (/fd_nak): AFXDP_DEVICES lists its \
+                 devices"
+            ),
+            (other, _) => bail!(garbage(&request, other)),
         }
     }
 
@@ -150,49 +114,46 @@ impl Plugin {
     }
 
     /// Sends a request, and waits for the answer, which may have `descriptors` descriptors at most.
-    fn ask(&self, request: &str, descriptors: usize) -> Result<Answer, PluginError> {
+    fn ask(&self, request: &str, descriptors: usize) -> anyhow::Result<Answer> {
         if request.len() > MESSAGE_MAX {
-            return Err(PluginError::Long {
-                request: request.to_owned(),
-            });
+            let len = request.len();
+            bail!(
+                "{request:?} is {len} bytes long, the AF_XDP device plugin's messages have {MESSAGE_MAX} at most: shorten \
+                 the name"
+            );
         }
-        send(&self.socket, request.as_bytes(), SendFlags::NOSIGNAL).map_err(io::Error::from)?;
+        send(&self.socket, request.as_bytes(), SendFlags::NOSIGNAL).context(BROKEN)?;
         self.wait(request)?;
         let (answer, got) = self.receive(request)?;
         if got.len() > descriptors {
-            return Err(PluginError::Descriptors {
-                request: request.to_owned(),
-                count: got.len(),
-                wanted: descriptors,
-            });
+            bail!(other_count(request, got.len(), descriptors));
         }
         match answer.as_str() {
-            "/nak" | "/error" => Err(PluginError::Refused {
-                request: request.to_owned(),
-                answer,
-            }),
+            "/nak" | "/error" => bail!("the AF_XDP device plugin refuses {request:?}: {answer}"),
             _ => Ok((answer, got)),
         }
     }
 
-    fn wait(&self, request: &str) -> Result<(), PluginError> {
-        match descriptors::is_readable(&self.socket, Some(Instant::now() + ANSWER_TIMEOUT))? {
+    fn wait(&self, request: &str) -> anyhow::Result<()> {
+        let seconds = ANSWER_TIMEOUT.as_secs();
+        let answered = descriptors::is_readable(&self.socket, Some(Instant::now() + ANSWER_TIMEOUT));
+        match answered.context(BROKEN)? {
             true => Ok(()),
-            false => Err(PluginError::Silent {
-                request: request.to_owned(),
-            }),
+            false => bail!("the AF_XDP device plugin has not answered {request:?} for {seconds} s"),
         }
     }
 
-    fn receive(&self, request: &str) -> Result<Answer, PluginError> {
+    fn receive(&self, request: &str) -> anyhow::Result<Answer> {
         let mut bytes = [0; MESSAGE_MAX];
         let received = match descriptors::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Ok(received) if received.bytes > 0 => received,
-            Ok(_) | Err(Errno::CONNRESET) => return Err(PluginError::Gone(request.to_owned())),
-            Err(errno) => return Err(io::Error::from(errno).into()),
+            Ok(_) | Err(Errno::CONNRESET) => {
+                bail!("the AF_XDP device plugin has closed the connection instead of answering {request:?}")
+            }
+            Err(errno) => return Err(errno).context(BROKEN),
         };
         if received.is_truncated {
-            return Err(PluginError::LongAnswer(request.to_owned()));
+            bail!("the AF_XDP device plugin's answer to {request:?} is longer than {MESSAGE_MAX} bytes");
         }
         // Implementations in C send their whole buffer, with zeros behind the text.
         let text = bytes[..received.bytes]
@@ -203,9 +164,10 @@ impl Plugin {
     }
 }
 
-fn garbage(request: &str, answer: &str) -> PluginError {
-    PluginError::Garbage {
-        request: request.to_owned(),
-        answer: answer.to_owned(),
-    }
+fn garbage(request: &str, answer: &str) -> String {
+    format!("the AF_XDP device plugin's answer to {request:?} is {answer:?}, which is none of the protocol")
+}
+
+fn other_count(request: &str, count: usize, wanted: usize) -> String {
+    format!("the AF_XDP device plugin answers {request:?} with {count} descriptors instead of {wanted}")
 }

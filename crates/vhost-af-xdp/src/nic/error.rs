@@ -1,17 +1,14 @@
 //! Why an interface, or one of its queues, cannot be used.
 
 use std::io;
-use std::os::fd::RawFd;
 use std::time::Duration;
 
 use common::binding::{L2_BYTES, NoZeroCopy};
 use host::links::LinkError;
-use steer::{ForeignProgram, LayoutOfError, SocketMapError};
 use steward_client::LeaseError;
 use steward_protocol::{Reason, Refusal};
 use xsk::{OpenError, UmemError};
 
-use super::afxdp_plugin::PluginError;
 use dataplane::nic::endpoint::ChunksError;
 
 /// Why an interface or one of its queues cannot be used.
@@ -31,8 +28,9 @@ pub(crate) enum InterfaceError {
     /// The daemon's own helper does not answer as a steward does.
     #[error(transparent)]
     Helper(#[from] HelperError),
+    /// A foreign descriptor or program cannot be used.
     #[error(transparent)]
-    External(#[from] ExternalError),
+    External(#[from] anyhow::Error),
     #[error(transparent)]
     Chunks(#[from] ChunksError),
     #[error(transparent)]
@@ -144,71 +142,6 @@ impl InterfaceError {
     pub(crate) fn is_away(&self) -> bool {
         matches!(self, Self::Lease(LeaseError::Away { .. }))
     }
-}
-
-/// Why a foreign descriptor or program cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ExternalError {
-    #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
-    NotInherited { option: &'static str, fd: RawFd },
-    #[error(
-        "{0} is a netkit without a peer, which cannot send in copy mode: leave force-copy out, and lease it a queue of \
-         a NIC with zero-copy"
-    )]
-    CopyOnLeased(String),
-    #[error("sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it")]
-    NotXdp { fd: RawFd },
-    #[error("sock-fds {fd}")]
-    ReceiveRing {
-        fd: RawFd,
-        #[source]
-        source: OpenError,
-    },
-    #[error(
-        "sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: \
-         start the daemon in that one"
-    )]
-    OtherNamespace { fd: RawFd },
-    #[error(
-        "sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and put \
-         into the map, and nothing else"
-    )]
-    InUse { fd: RawFd },
-    #[error(
-        "the sockets that were passed in were bound to a {0} that is gone, and cannot be bound again: start the daemon \
-         with new ones"
-    )]
-    Spent(String),
-    #[error("{option}")]
-    Map {
-        option: String,
-        #[source]
-        source: SocketMapError,
-    },
-    #[error("map-layout, with the map of {option}")]
-    Layout {
-        option: String,
-        #[source]
-        source: LayoutOfError,
-    },
-    #[error(transparent)]
-    Plugin(#[from] PluginError),
-    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, which contradicts mode: leave that \
-             out", id = .program.id, mode = .program.mode)]
-    Mode { name: String, program: ForeignProgram },
-    #[error(
-        "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller \
-         one: restart the daemon"
-    )]
-    Mtu { name: String, mtu: u32, chunk: u32 },
-    #[error("cannot take over descriptor {fd}")]
-    Take {
-        fd: RawFd,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot learn this machine's name, which the AF_XDP device plugin asks for")]
-    Host,
 }
 
 /// Why an interface that was there cannot be used any more.

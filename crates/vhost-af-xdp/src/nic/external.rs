@@ -10,10 +10,12 @@
 //! Whether descriptors were inherited is checked first of all, before this process opens others under their numbers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use anyhow::{Context, anyhow, bail};
 use host::links::Link;
 use program::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
@@ -23,18 +25,20 @@ use xsk::metadata::Layout;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
-use super::error::{ExternalError, InterfaceError};
+use super::error::InterfaceError;
 use crate::config::{ExternalProgram, Inherited, InterfaceQueues, PortConfig, ServeConfig};
 use common::lock::Locked;
 
 /// Whether all descriptors that the ports name were inherited. Must be called before this process opens any: later a
 /// number that was not inherited may be one of its own.
-/// Errors: [`ExternalError::NotInherited`], for the first that was not.
-pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError> {
+/// Errors: the first that was not.
+pub(crate) fn check_inherited(config: &ServeConfig) -> anyhow::Result<()> {
     let is_open = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
     let mut named = config.ports.iter().flat_map(PortConfig::descriptors);
     match named.find(|&Inherited { fd, .. }| fd < 3 || !is_open(fd)) {
-        Some(Inherited { option, fd }) => Err(ExternalError::NotInherited { option, fd }),
+        Some(Inherited { option, fd }) => {
+            bail!("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")
+        }
         None => Ok(()),
     }
 }
@@ -75,8 +79,8 @@ struct Passed {
 
 impl Given {
     /// Takes over the descriptors that the ports name, and requests maps from plugins: one connection for each plugin.
-    /// Errors: [`ExternalError`], naming the option.
-    pub(crate) fn take(config: &ServeConfig) -> Result<Self, ExternalError> {
+    /// Errors: why not, naming the option.
+    pub(crate) fn take(config: &ServeConfig) -> anyhow::Result<Self> {
         let mut given = HashMap::new();
         let mut plugins = HashMap::new();
         for port in &config.ports {
@@ -129,11 +133,7 @@ impl Given {
 }
 
 impl Source {
-    fn map(
-        map: Result<SocketMap, SocketMapError>,
-        first: u32,
-        option: String,
-    ) -> Result<Self, ExternalError> {
+    fn map(map: Result<SocketMap, SocketMapError>, first: u32, option: String) -> anyhow::Result<Self> {
         match map {
             Ok(map) => Ok(Self::Map {
                 map,
@@ -141,27 +141,24 @@ impl Source {
                 option,
                 layout: None,
             }),
-            Err(source) => Err(ExternalError::Map { option, source }),
+            Err(error) => Err(error).context(option),
         }
     }
 
     /// Reads the layout of the structure that a program with this map leaves before frames. It is read only once, while
     /// this process may inspect others' programs: a program that replaces this one has to keep the layout.
-    fn with_layout(mut self, structure: &str) -> Result<Self, ExternalError> {
+    fn with_layout(mut self, structure: &str) -> anyhow::Result<Self> {
         if let Self::Map {
             map, option, layout, ..
         } = &mut self
         {
             let found = map.layout(structure);
-            *layout = Some(found.map_err(|source| ExternalError::Layout {
-                option: option.clone(),
-                source,
-            })?);
+            *layout = Some(found.with_context(|| format!("map-layout, with the map of {option}"))?);
         }
         Ok(self)
     }
 
-    fn check(&self, queues: u16) -> Result<(), ExternalError> {
+    fn check(&self, queues: u16) -> anyhow::Result<()> {
         let Self::Map {
             map, first, option, ..
         } = self
@@ -170,10 +167,7 @@ impl Source {
         };
         let first = u64::from(*first);
         map.check(first..first + u64::from(queues))
-            .map_err(|source| ExternalError::Map {
-                option: option.clone(),
-                source,
-            })
+            .with_context(|| option.clone())
     }
 }
 
@@ -190,12 +184,7 @@ pub(crate) struct External {
 }
 
 impl External {
-    fn new(
-        source: Arc<Source>,
-        link: &Link,
-        mode: ModeRequest,
-        start_queue: u32,
-    ) -> Result<Self, ExternalError> {
+    fn new(source: Arc<Source>, link: &Link, mode: ModeRequest, start_queue: u32) -> anyhow::Result<Self> {
         // Without the program's name: the daemon's sandbox may be active already, and does not allow bpf(2).
         let program = steer::unnamed_program_on(link.index).ok().flatten();
         let attached = program.as_ref().map(mode_of);
@@ -208,10 +197,12 @@ impl External {
         if let (Some(attached), Some(wanted), Some(program)) = (attached, wanted, program)
             && attached != wanted
         {
-            return Err(ExternalError::Mode {
-                name: link.name.clone(),
-                program,
-            });
+            bail!(
+                "the XDP program on {} (id {}) is attached in {} mode, which contradicts mode: leave that out",
+                link.name,
+                program.id,
+                program.mode
+            );
         }
         // The program of a leased queue is on its NIC, which may be in another network namespace.
         if attached.is_none() && !link.has_leased_only {
@@ -267,22 +258,29 @@ impl External {
         let mut sockets = sockets.locked();
         let Passed { fd, socket, rx } = sockets
             .get(&config.queue.0)
-            .ok_or_else(|| ExternalError::Spent(self.name.clone()))?;
+            .with_context(|| {
+                format!(
+                    "the sockets that were passed in were bound to a {} that is gone, and cannot be bound again: start \
+                     the daemon with new ones",
+                    self.name
+                )
+            })?;
         let fd = *fd;
         let config = SocketConfig {
             rx: rx.or(config.rx),
             rx_is_made: rx.is_some(),
             ..config.clone()
         };
-        let duplicate = socket
-            .try_clone()
-            .map_err(|source| ExternalError::Take { fd, source })?;
+        let duplicate = socket.try_clone().with_context(|| cannot_take(fd))?;
         match Unbound::from_fd(duplicate, umem, &config) {
             Ok(unbound) => {
                 sockets.remove(&config.queue.0);
                 Ok(unbound)
             }
-            Err(OpenError::InUse) => Err(ExternalError::InUse { fd }.into()),
+            Err(OpenError::InUse) => Err(InterfaceError::External(anyhow!(
+                "sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and \
+                 put into the map, and nothing else"
+            ))),
             Err(error) => Err(error.into()),
         }
     }
@@ -297,13 +295,7 @@ impl External {
         };
         // As checked at the start.
         let index = first.saturating_add(queue - self.start_queue);
-        map.insert(index, socket).map_err(|source| {
-            ExternalError::Map {
-                option: option.clone(),
-                source,
-            }
-            .into()
-        })
+        Ok(map.insert(index, socket).with_context(|| option.clone())?)
     }
 }
 
@@ -316,18 +308,23 @@ fn mode_of(program: &ForeignProgram) -> Mode {
     }
 }
 
-fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalError> {
+fn take_sockets(numbers: &[RawFd], start_queue: u32) -> anyhow::Result<Source> {
     let mut sockets = HashMap::new();
     for (queue, &fd) in (start_queue..).zip(numbers) {
         let socket = duplicate(fd)?;
         if sockopt::socket_domain(&socket) != Ok(AddressFamily::XDP) {
-            return Err(ExternalError::NotXdp { fd });
+            bail!(
+                "sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it"
+            );
         }
         if is_of_another_namespace(socket.as_fd()) {
-            return Err(ExternalError::OtherNamespace { fd });
+            bail!(
+                "sock-fds {fd}: the socket was opened in another network namespace, where interfaces have other numbers: \
+                 start the daemon in that one"
+            );
         }
         let rx = xsk::made_rx_ring(socket.as_fd());
-        let rx = rx.map_err(|source| ExternalError::ReceiveRing { fd, source })?;
+        let rx = rx.with_context(|| format!("sock-fds {fd}"))?;
         sockets.insert(queue, Passed { fd, socket, rx });
     }
     Ok(Source::Sockets(Mutex::new(sockets)))
@@ -336,14 +333,15 @@ fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalE
 /// Takes over an inherited descriptor: duplicates it, and closes the inherited number, so that closing the duplicate
 /// frees the queue.
 #[allow(unsafe_code)]
-fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
+fn duplicate(fd: RawFd) -> anyhow::Result<OwnedFd> {
     // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option only this process uses it,
     // and it is named once (config.rs).
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
-    rustix::io::fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| ExternalError::Take {
-        fd,
-        source: errno.into(),
-    })
+    rustix::io::fcntl_dupfd_cloexec(&inherited, 3).with_context(|| cannot_take(fd))
+}
+
+fn cannot_take(fd: RawFd) -> String {
+    format!("cannot take over descriptor {fd}")
 }
 
 /// Whether a socket belongs to another network namespace than this process. False if unknown (before Linux 5.14).
@@ -362,14 +360,16 @@ fn cookie(socket: BorrowedFd<'_>) -> Option<[u32; 2]> {
 }
 
 /// The connection to a plugin, made with its first use.
-fn plugin<'a>(
-    plugins: &'a mut HashMap<PathBuf, Plugin>,
-    path: &PathBuf,
-) -> Result<&'a Plugin, ExternalError> {
-    if !plugins.contains_key(path) {
-        let name = rustix::system::uname();
-        let host = name.nodename().to_str().map_err(|_| ExternalError::Host)?;
-        plugins.insert(path.clone(), Plugin::connect(path, host)?);
-    }
-    plugins.get(path).ok_or(ExternalError::Host)
+fn plugin<'a>(plugins: &'a mut HashMap<PathBuf, Plugin>, path: &Path) -> anyhow::Result<&'a Plugin> {
+    Ok(match plugins.entry(path.to_owned()) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(new) => {
+            let name = rustix::system::uname();
+            let host = name
+                .nodename()
+                .to_str()
+                .context("cannot learn this machine's name, which the AF_XDP device plugin asks for")?;
+            new.insert(Plugin::connect(path, host)?)
+        }
+    })
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use anyhow::bail;
 use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts};
 use common::drivers;
 use host::links::{DriverSends, Link};
@@ -20,7 +21,7 @@ use xsk::{
 };
 
 use super::demand::Demand;
-use super::error::{ExternalError, InterfaceError, Lost};
+use super::error::{InterfaceError, Lost};
 use super::open_tap::OpenTap;
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
@@ -39,10 +40,14 @@ const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 impl QueueOptions {
     /// The options on an interface with a foreign program: they force zero-copy on a netkit that has only leased
     /// queues, because in copy mode it would take frames and lose them.
-    pub(crate) fn on_given(self, link: &Link) -> Result<Self, ExternalError> {
+    pub(crate) fn on_given(self, link: &Link) -> anyhow::Result<Self> {
         let bind = match (link.has_leased_only, self.bind) {
             (false, bind) => bind,
-            (true, BindRequest::ForceCopy) => return Err(ExternalError::CopyOnLeased(link.name.clone())),
+            (true, BindRequest::ForceCopy) => bail!(
+                "{} is a netkit without a peer, which cannot send in copy mode: leave force-copy out, and lease it a \
+                 queue of a NIC with zero-copy",
+                link.name
+            ),
             (true, BindRequest::Auto | BindRequest::ForceZeroCopy) => BindRequest::ForceZeroCopy,
         };
         Ok(Self { bind, ..self })

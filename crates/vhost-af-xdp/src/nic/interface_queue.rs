@@ -26,12 +26,13 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyhow::anyhow;
 use common::binding::{Binding, GuestBuffers, LONGEST_FRAME, LONGEST_ZERO_COPY, TX_METADATA_BYTES};
 use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader, with_sources};
 use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 
-use super::error::{ExternalError, InterfaceError};
+use super::error::InterfaceError;
 use super::interface::{BIND_TIMEOUT, Interface, QueueRequest};
 use super::mode::Checksums;
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
@@ -363,7 +364,10 @@ impl InterfaceQueue {
         };
         if frame_limit > chunk && !open.nic.nic.socket().multi_buffer() {
             let (name, mtu) = (interface.link.name.clone(), interface.mtu());
-            return Err(ExternalError::Mtu { name, mtu, chunk }.into());
+            return Err(InterfaceError::External(anyhow!(
+                "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a \
+                 smaller one: restart the daemon"
+            )));
         }
         open.opened.frame_limit = frame_limit;
         Ok(())
