@@ -3,33 +3,6 @@
 //! A list names either what is on or what is off, never both: `all`, the word for none, names (only these), or names
 //! with a `-` before each (all but these), optionally after `all`. So no list enables less than it seems to.
 
-/// What is wrong with a list.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChoiceError {
-    /// A name is missing.
-    #[error("a name is missing: {0} means none of them")]
-    Missing(&'static str),
-    /// A word that must be alone in the list is not.
-    #[error("{word} excludes others: leave it or them out")]
-    NotAlone {
-        /// The word.
-        word: String,
-    },
-    /// A `-` before a word that is no name.
-    #[error("-{0}: a `-` goes before a name")]
-    Group(String),
-    /// Some names are on, others off.
-    #[error(
-        "{on} is on and {off} is off: name those that are on, or those that are off with a `-` before each"
-    )]
-    Mixed {
-        /// A name that is on.
-        on: String,
-        /// A name that is off.
-        off: String,
-    },
-}
-
 /// What a list chooses; names as they were written, known or not.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Choice<'a> {
@@ -43,16 +16,16 @@ impl<'a> Choice<'a> {
     /// Reads a list whose names are joined by one of these characters, and in which `none` means none.
     ///
     /// # Errors
-    /// [`ChoiceError`].
-    pub fn read(list: &'a str, joined_by: &[char], none: &'static str) -> Result<Self, ChoiceError> {
+    /// What is wrong with it.
+    pub fn read(list: &'a str, joined_by: &[char], none: &'static str) -> Result<Self, String> {
         let words: Vec<&str> = list.split(joined_by).collect();
         let (mut on, mut off) = (Vec::new(), Vec::new());
         for &word in &words {
             let name = word.strip_prefix('-').unwrap_or(word);
             match (name, name == word) {
-                ("", _) => return Err(ChoiceError::Missing(none)),
+                ("", _) => return Err(format!("a name is missing: {none} means none of them")),
                 (group, false) if group == "all" || group == none => {
-                    return Err(ChoiceError::Group(group.to_owned()));
+                    return Err(format!("-{group}: a `-` goes before a name"));
                 }
                 (_, true) => on.push(name),
                 (_, false) => off.push(name),
@@ -62,13 +35,13 @@ impl<'a> Choice<'a> {
         match (on.as_slice(), off.as_slice()) {
             (["all"] | [], _) => Ok(Self::AllBut(off)),
             ([word], []) if *word == none => Ok(Self::Only(Vec::new())),
-            (words, _) if words.iter().any(|word| is_group(&word)) => Err(ChoiceError::NotAlone {
-                word: words.iter().find(is_group).unwrap_or(&none).to_string(),
-            }),
-            ([first, ..], [other, ..]) => Err(ChoiceError::Mixed {
-                on: (*first).to_owned(),
-                off: (*other).to_owned(),
-            }),
+            (words, _) if words.iter().any(|word| is_group(&word)) => Err(format!(
+                "{} excludes others: leave it or them out",
+                words.iter().find(is_group).unwrap_or(&none)
+            )),
+            ([first, ..], [other, ..]) => Err(format!(
+                "{first} is on and {other} is off: name those that are on, or those that are off with a `-` before each"
+            )),
             (_, []) => Ok(Self::Only(on)),
         }
     }
@@ -78,7 +51,7 @@ impl<'a> Choice<'a> {
 mod tests {
     use super::*;
 
-    fn read(list: &str) -> Result<Choice<'_>, ChoiceError> {
+    fn read(list: &str) -> Result<Choice<'_>, String> {
         Choice::read(list, &[',', '+'], "none")
     }
 
@@ -115,7 +88,7 @@ mod tests {
             ("a,-b", "a is on and b is off"),
             ("-b,a", "a is on and b is off"),
         ] {
-            let error = read(list).expect_err(list).to_string();
+            let error = read(list).expect_err(list);
             assert!(error.contains(words), "{list}: {error}");
         }
     }

@@ -36,7 +36,7 @@ use model::state::Sandbox;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use crate::choice::{Choice, ChoiceError};
+use crate::choice::Choice;
 
 pub use mounts::{Reach, without_links};
 pub use user::{User, group_number, user_number};
@@ -61,13 +61,12 @@ pub enum SandboxError {
         word: String,
     },
     /// `--sandbox` is no list.
-    #[error("--sandbox {list}")]
+    #[error("--sandbox {list}: {why}")]
     List {
         /// All of it.
         list: String,
         /// What is wrong with it.
-        #[source]
-        source: ChoiceError,
+        why: String,
     },
     /// A step failed.
     #[error("cannot enter the sandbox: {step} (`--sandbox off` omits it)")]
@@ -128,9 +127,9 @@ impl Layers {
     /// # Errors
     /// [`SandboxError`].
     pub fn parse(list: &str) -> Result<Self, SandboxError> {
-        let choice = Choice::read(list, &[','], "off").map_err(|source| SandboxError::List {
+        let choice = Choice::read(list, &[','], "off").map_err(|why| SandboxError::List {
             list: list.to_owned(),
-            source,
+            why,
         })?;
         let (named, on) = match choice {
             Choice::Only(names) => (names, true),

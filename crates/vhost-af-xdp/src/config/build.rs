@@ -417,7 +417,7 @@ fn on_request(list: &str) -> Result<OnRequest, String> {
             Ok::<_, String>(all.with(one))
         })
     };
-    let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;
+    let choice = Choice::read(list, &[',', '+'], "none")?;
     Ok(match choice {
         Choice::Only(words) => named(&words)?,
         Choice::AllBut(words) => OnRequest::all().without(named(&words)?),

@@ -9,7 +9,7 @@ use program::choice::Choice;
 /// removed one are removed, too.
 /// Errors: one sentence, naming the word.
 pub(crate) fn parse(list: &str, possible: Offloads) -> Result<Offloads, String> {
-    let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;
+    let choice = Choice::read(list, &[',', '+'], "none")?;
     Ok(match choice {
         Choice::Only(words) => named(&words)?.closed(),
         Choice::AllBut(words) => possible.without(named(&words)?).sound(),

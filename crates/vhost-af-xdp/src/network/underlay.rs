@@ -167,7 +167,7 @@ impl Network {
                     self.close_underlay(state);
                     state.underlay.retry.hurry(now);
                 }
-                Err(lost) => self.lose_underlay(state, &lost),
+                Err(lost) => self.lose_underlay(state, lost.as_ref()),
             }
         }
         let interface = state.underlay.open_interface();

@@ -163,7 +163,7 @@ impl Network {
             Some((Err(lost), interface)) => {
                 drop(interface);
                 self.close_interface(&mut state);
-                self.note(&mut state, Err(with_sources(&lost)));
+                self.note(&mut state, Err(with_sources(lost.as_ref())));
                 self.reopen_uplink(&mut state);
             }
             None => self.reopen_uplink(&mut state),

@@ -144,25 +144,6 @@ impl InterfaceError {
     }
 }
 
-/// Why an interface that was there cannot be used any more.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Lost {
-    /// The lease has ended.
-    #[error(transparent)]
-    Lease(LeaseError),
-    /// The lease from the daemon's own helper has ended.
-    #[error(transparent)]
-    Helper(InterfaceError),
-    /// It is requested again as `name`, which may differ from its last name.
-    #[error("{why}, trying {name} again")]
-    Gone { why: String, name: String },
-    /// It has no XDP program, or lacks a queue of the lease.
-    #[error("{0}")]
-    Impaired(String),
-    #[error("the XDP program of {0} was attached again")]
-    Reattached(String),
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

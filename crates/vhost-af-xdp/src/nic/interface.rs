@@ -21,7 +21,7 @@ use xsk::{
 };
 
 use super::demand::Demand;
-use super::error::{InterfaceError, Lost};
+use super::error::InterfaceError;
 use super::open_tap::OpenTap;
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
@@ -202,7 +202,7 @@ impl Interface {
 
     /// The interface as it is now.
     /// Errors: why it cannot be used any more.
-    pub(crate) fn look(&self) -> Result<Link, Lost> {
+    pub(crate) fn look(&self) -> anyhow::Result<Link> {
         self.steering.look(&self.link)
     }
 

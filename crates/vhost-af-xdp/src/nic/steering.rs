@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use anyhow::{anyhow, bail};
 use common::binding::SteeredBy;
 use host::links::{DriverSends, Link};
 use program::backoff::Backoff;
@@ -19,7 +20,7 @@ use steward_client::{Lease, LeaseError, Waiting};
 use steward_protocol::{Facts, Hinted, Reason, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
-use super::error::{InterfaceError, Lost};
+use super::error::InterfaceError;
 use super::external::External;
 use crate::config::HintsConfig;
 use common::lock::Locked;
@@ -361,10 +362,10 @@ impl Steering {
 
     /// The interface as it is now.
     /// Errors: why it cannot be used any more.
-    pub(crate) fn look(&self, opened: &Link) -> Result<Link, Lost> {
+    pub(crate) fn look(&self, opened: &Link) -> anyhow::Result<Link> {
         match self {
             Self::External(_) => Link::by_index(opened.index)
-                .ok_or_else(|| gone(format!("interface {} is gone", opened.name), &opened.name)),
+                .ok_or_else(|| gone(&format!("interface {} is gone", opened.name), &opened.name)),
             Self::Leased(leased) => leased.look(),
         }
     }
@@ -406,11 +407,8 @@ impl Leased {
         })
     }
 
-    fn look(&self) -> Result<Link, Lost> {
-        let changes = self.lease.take_changes().map_err(|error| match error {
-            error if self.is_own => Lost::Helper(InterfaceError::of_helper(error)),
-            error => Lost::Lease(error),
-        })?;
+    fn look(&self) -> anyhow::Result<Link> {
+        let changes = self.done(self.lease.take_changes())?;
         if changes.is_some() {
             self.changes.fetch_add(1, Relaxed);
         }
@@ -431,20 +429,20 @@ impl Leased {
         // An interface that is down keeps its queues; without a program, or without a queue, it is useless.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
             return Err(match facts.ifindex {
-                0 => gone(facts.note, &self.facts.name),
-                _ => Lost::Impaired(facts.note),
+                0 => gone(&facts.note, &self.facts.name),
+                _ => anyhow!(facts.note),
             });
         }
         if facts.generation != self.facts.generation {
-            return Err(Lost::Reattached(facts.name));
+            bail!("the XDP program of {} was attached again", facts.name);
         }
         Ok(link_of(&facts))
     }
 }
 
-fn gone(why: String, name: &str) -> Lost {
-    let name = name.to_owned();
-    Lost::Gone { why, name }
+/// It is requested again by its name, which may differ from its last one.
+fn gone(why: &str, name: &str) -> anyhow::Error {
+    anyhow!("{why}, trying {name} again")
 }
 
 /// The link, as rtnetlink would report it.

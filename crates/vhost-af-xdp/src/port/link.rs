@@ -128,7 +128,7 @@ impl Port {
         {
             Some((Ok(link), interface)) => follows = self.adapt(state, &interface, &link),
             Some((Err(lost), interface)) => {
-                let reason = with_sources(&lost);
+                let reason = with_sources(lost.as_ref());
                 tracing::warn!(interface = name, port = %self.config.name, "{reason}");
                 if let Some(session) = &mut state.session {
                     session.stop_all(&self.workers);

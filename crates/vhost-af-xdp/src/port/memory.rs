@@ -10,6 +10,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use anyhow::{Context, anyhow, bail};
 use virtqueue::{ForeignFiles, GuestAddr, LOG_PAGE_BYTES, MapError, MemoryMap, Region};
 
 use crate::supervision::helper;
@@ -19,27 +20,6 @@ use crate::supervision::sigbus::Watched;
 /// Most bytes of guest addresses that are not memory, but that a log covers, too: holes before RAM, as at 1 TiB on AMD
 /// machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and addresses of devices.
 const HOLES_BYTES: u64 = 16 << 40;
-
-/// A table that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MemoryError {
-    #[error(transparent)]
-    Map(MapError),
-    #[error("the guest has {bytes} bytes of memory, {most} are allowed: allow more by max-memory")]
-    TooMuch { bytes: u64, most: u64 },
-    #[error(
-        "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: allow more memory by \
-         max-memory"
-    )]
-    LongLog { bytes: u64, most: u64 },
-    #[error(
-        "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with shared \
-         memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
-    )]
-    NotShared { user_addr: u64, pid: i32 },
-    #[error("cannot duplicate a memory descriptor")]
-    Duplicate(#[source] std::io::Error),
-}
 
 /// How the VMM identifies a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,15 +51,6 @@ pub(crate) struct MemoryTable {
     peer: Option<i32>,
 }
 
-impl From<MapError> for MemoryError {
-    fn from(error: MapError) -> Self {
-        match error {
-            MapError::TooMuch { bytes, most } => Self::TooMuch { bytes, most },
-            error => Self::Map(error),
-        }
-    }
-}
-
 impl MemoryTable {
     /// No memory yet.
     pub(crate) fn new(files: Watched, private_bytes: usize, peer: Option<i32>) -> Self {
@@ -94,10 +65,13 @@ impl MemoryTable {
     /// Refuses a dirty log that is longer than any guest with the allowed memory needs: a bit for each 4 KiB up to its
     /// highest address. The present table does not count: QEMU extends the log before it adds memory (`vhost_commit`,
     /// hw/virtio/vhost.c).
-    pub(crate) fn check_log(&self, bytes: u64) -> Result<(), MemoryError> {
+    pub(crate) fn check_log(&self, bytes: u64) -> anyhow::Result<()> {
         let most = (self.files.most_bytes.saturating_add(HOLES_BYTES) / LOG_PAGE_BYTES).div_ceil(8);
         if bytes > most {
-            return Err(MemoryError::LongLog { bytes, most });
+            bail!(
+                "SET_LOG_BASE: a dirty log of {bytes} bytes, {most} are enough for this port: allow more memory by \
+                 max-memory"
+            );
         }
         Ok(())
     }
@@ -118,8 +92,8 @@ impl MemoryTable {
     }
 
     /// SET_MEM_TABLE: replaces everything.
-    /// Errors: [`MemoryError`]; the old table stays.
-    pub(crate) fn replace(&mut self, regions: Vec<Region>) -> Result<(), MemoryError> {
+    /// Errors: why not; the old table stays.
+    pub(crate) fn replace(&mut self, regions: Vec<Region>) -> anyhow::Result<()> {
         self.check_shared(&regions)?;
         self.rebuild(regions)
     }
@@ -140,16 +114,16 @@ impl MemoryTable {
     }
 
     /// ADD_MEM_REG.
-    /// Errors: [`MemoryError`]; the old table stays.
-    pub(crate) fn add(&mut self, region: Region) -> Result<(), MemoryError> {
+    /// Errors: why not; the old table stays.
+    pub(crate) fn add(&mut self, region: Region) -> anyhow::Result<()> {
         let mut regions = self.regions(|_| true)?;
         regions.push(region);
         self.replace(regions)
     }
 
     /// REM_MEM_REG.
-    /// Errors: [`MemoryError`]; the old table stays.
-    pub(crate) fn remove(&mut self, key: RegionKey) -> Result<(), MemoryError> {
+    /// Errors: why not; the old table stays.
+    pub(crate) fn remove(&mut self, key: RegionKey) -> anyhow::Result<()> {
         let regions = self.regions(|addr| addr != key.guest_addr)?;
         if regions.is_empty() {
             self.map = None;
@@ -158,19 +132,19 @@ impl MemoryTable {
         self.rebuild(regions)
     }
 
-    fn regions(&self, keep: impl Fn(GuestAddr) -> bool) -> Result<Vec<Region>, MemoryError> {
+    fn regions(&self, keep: impl Fn(GuestAddr) -> bool) -> anyhow::Result<Vec<Region>> {
         let Some(map) = &self.map else {
             return Ok(Vec::new());
         };
         map.regions()
             .iter()
             .filter(|region| keep(region.guest_addr()))
-            .map(|region| region.try_clone().map_err(MemoryError::Duplicate))
+            .map(|region| region.try_clone().context("cannot duplicate a memory descriptor"))
             .collect()
     }
 
     /// Reads how the VMM itself maps its memory, or asks the helper. Passes if neither process may read it.
-    fn check_shared(&self, regions: &[Region]) -> Result<(), MemoryError> {
+    fn check_shared(&self, regions: &[Region]) -> anyhow::Result<()> {
         let Some(pid) = self.peer else { return Ok(()) };
         let files: Vec<_> = regions
             .iter()
@@ -184,11 +158,22 @@ impl MemoryTable {
             (None, Some(connection)) => helper::private_address(connection.as_fd(), &files),
             (None, None) => None,
         };
-        private.map_or(Ok(()), |user_addr| Err(MemoryError::NotShared { user_addr, pid }))
+        match private {
+            None => Ok(()),
+            Some(user_addr) => bail!(
+                "guest memory at {user_addr:#x} of process {pid} is mapped privately, not shared: start the VMM with \
+                 shared memory (QEMU: memory-backend-memfd,share=on; libvirt: <access mode='shared'/>)"
+            ),
+        }
     }
 
-    fn rebuild(&mut self, regions: Vec<Region>) -> Result<(), MemoryError> {
-        let map = MemoryMap::new(regions, self.private_bytes, self.files())?;
+    fn rebuild(&mut self, regions: Vec<Region>) -> anyhow::Result<()> {
+        let map = MemoryMap::new(regions, self.private_bytes, self.files()).map_err(|error| match error {
+            MapError::TooMuch { bytes, most } => {
+                anyhow!("the guest has {bytes} bytes of memory, {most} are allowed: allow more by max-memory")
+            }
+            error => error.into(),
+        })?;
         self.map = Some(Arc::new(map));
         Ok(())
     }

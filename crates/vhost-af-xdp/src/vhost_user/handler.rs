@@ -135,7 +135,7 @@ impl Connection {
             }
             // There is no IOTLB: the device would access wrong addresses.
             Message::Iotlb => {
-                return Err(SessionError::Message(anyhow!(
+                return Err(SessionError::Other(anyhow!(
                     "IOTLB_MSG: the VMM has an IOMMU in front of this device, and there is no IOTLB here: leave the IOMMU \
                      device out, or iommu_platform=on (QEMU) of this device, or leave access-platform out of what is \
                      offered (offer)"

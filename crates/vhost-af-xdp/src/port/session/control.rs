@@ -8,6 +8,7 @@
 
 use std::os::fd::OwnedFd;
 
+use anyhow::Context;
 use device::control::Change;
 use device::net_device::NetDevice;
 use device::offloads::Offloads;
@@ -35,7 +36,11 @@ impl Session {
             return Ok(None);
         }
         let kick = self.device.vring(index)?.kick.as_ref();
-        let kick = kick.ok_or(SessionError::ControlWithoutKick(index))?;
+        let kick = kick.with_context(|| {
+            format!(
+                "vring {index} is the control queue and has no kick eventfd: a control queue is not polled"
+            )
+        })?;
         Ok(Some(kick.try_clone().map_err(LaneError::Duplicate)?))
     }
 

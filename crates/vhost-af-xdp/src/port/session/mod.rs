@@ -15,15 +15,13 @@
 mod control;
 mod pairs;
 
-use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
-use virtqueue::{
-    DirtyLog, FileError, FileRange, InflightError, InflightFile, InflightRegion, InflightShape, RingAddresses,
-};
+use anyhow::{Context, anyhow};
+use virtqueue::{DirtyLog, FileRange, InflightFile, InflightRegion, InflightShape, RingAddresses};
 
 use crate::config::{Placement, PortConfig};
 use crate::nic::lane_facts::LaneFacts;
@@ -32,7 +30,7 @@ use crate::port::attachment::Attachment;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::limits::Live;
-use crate::port::memory::{MemoryError, MemoryTable};
+use crate::port::memory::MemoryTable;
 use crate::port::registration::UnderWay;
 use crate::supervision::alarm::Alarm;
 use crate::supervision::sigbus::{Watch, Watched};
@@ -53,8 +51,6 @@ use program::peer;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error(transparent)]
     Vring(#[from] VringError),
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -62,36 +58,14 @@ pub(crate) enum SessionError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// An error in the message itself, found by the thread that reads messages.
+    /// Anything else, in words.
     #[error(transparent)]
-    Message(#[from] anyhow::Error),
-    #[error("SET_LOG_BASE: {0}")]
-    Log(#[from] FileError),
-    #[error("SET_INFLIGHT_FD: {0}")]
-    Inflight(#[from] InflightError),
-    #[error("GET_INFLIGHT_FD: cannot make a region for {queues} queues of {size} entries")]
-    MakeInflight {
-        queues: u16,
-        size: u16,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error(
-        "features {0:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start the daemon \
-         with the options that it had then, or restart the guest"
-    )]
-    Features(u64),
-    #[error(
-        "memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=send-direct or copy for this guest"
-    )]
-    LegacyDirect,
+    Other(#[from] anyhow::Error),
     #[error(
         "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's \
          MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
     )]
     Mtu { mtu: u64, limit: u16 },
-    #[error("vring {0} is the control queue and has no kick eventfd: a control queue is not polled")]
-    ControlWithoutKick(u32),
     #[error("the connection is closed already")]
     Closed,
 }
@@ -243,10 +217,16 @@ impl Session {
     ) -> Result<(), SessionError> {
         let unknown = features & !(self.device.offered() | features::TRANSPORT);
         if unknown != 0 {
-            return Err(SessionError::Features(unknown));
+            return Err(SessionError::Other(anyhow!(
+                "features {unknown:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start \
+                 the daemon with the options that it had then, or restart the guest"
+            )));
         }
         if context.placement == Placement::Direct && features & F_VERSION_1 == 0 {
-            return Err(SessionError::LegacyDirect);
+            return Err(SessionError::Other(anyhow!(
+                "memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=send-direct or copy for this \
+                 guest"
+            )));
         }
         self.reached.took = true;
         let changed = self.features ^ features;
@@ -275,7 +255,7 @@ impl Session {
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.bytes)?;
-        let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
+        let log = DirtyLog::open(file.as_fd(), range, self.memory.files()).context("SET_LOG_BASE")?;
         // Kept until no lane has it: if the VMM has closed it, its last user frees all its pages; not a worker's job.
         let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
@@ -287,17 +267,18 @@ impl Session {
     /// GET_INFLIGHT_FD: a region for these queues.
     pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<InflightFile, SessionError> {
         let InflightQueues { queues, size } = queues;
+        let cannot =
+            || format!("GET_INFLIGHT_FD: cannot make a region for {queues} queues of {size} entries");
         // One more, for a control queue; more would only waste memory.
         if usize::from(queues) > 2 * self.device.pairs() + 1 {
-            let source = io::ErrorKind::InvalidInput.into();
-            return Err(SessionError::MakeInflight { queues, size, source });
+            return Err(SessionError::Other(anyhow!(cannot())));
         }
         let shape = InflightShape {
             queues,
             entries: size,
             packed: self.device.has_packed_rings(),
         };
-        InflightRegion::create(shape).map_err(|source| SessionError::MakeInflight { queues, size, source })
+        Ok(InflightRegion::create(shape).with_context(cannot)?)
     }
 
     /// SET_INFLIGHT_FD: the region where rings that are started from now on record outstanding chains, and where a
@@ -316,7 +297,8 @@ impl Session {
             entries: queues.size,
             packed: self.device.has_packed_rings(),
         };
-        let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files())?;
+        let region = InflightRegion::open(file.as_fd(), range, shape, self.memory.files());
+        let region = region.context("SET_INFLIGHT_FD")?;
         self.stop_all(context.workers);
         self.device.set_inflight(Arc::new(region));
         self.start_all(context)

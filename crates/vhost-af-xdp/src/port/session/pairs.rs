@@ -13,7 +13,7 @@ use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
 use crate::port::attachment::Attachment;
 use crate::port::lanes::{BuiltLane, LaneError, LaneParts, LentQueue};
-use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
+use crate::port::memory::{MemoryTable, RegionKey};
 use crate::port::registration::{Registered, Registration, UnderWay};
 use crate::supervision::alarm::Alarm;
 use crate::supervision::interrupt;
@@ -73,7 +73,7 @@ impl Session {
     fn around_lanes(
         &mut self,
         context: &PortContext<'_>,
-        change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
+        change: impl FnOnce(&mut MemoryTable) -> anyhow::Result<()>,
     ) -> Result<(), SessionError> {
         // Lanes keep using the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
