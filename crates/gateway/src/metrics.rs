@@ -355,13 +355,8 @@ fn sums<'a>(counters: impl Iterator<Item = &'a Named>, label: &'static str, drop
 }
 
 /// Encodes all families.
+#[derive(Debug)]
 struct Metrics(Arc<Status>);
-
-impl fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Metrics")
-    }
-}
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
