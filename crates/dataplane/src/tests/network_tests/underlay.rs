@@ -493,7 +493,8 @@ fn segments_leave_in_headers_of_their_own_where_a_nic_reads_them() {
                 .map(|frame| frame[34..36].to_vec())
                 .collect();
             assert!(v6 || flows.iter().all(|flow| *flow == flows[0]));
-            let wanted = [&[before.clone()], &wanted[..], &[behind.clone()]].concat();
+            let [first, last] = [&before, &behind].map(std::slice::from_ref);
+            let wanted = [first, &wanted, last].concat();
             assert_eq!(inside(&overlay.vteps[0], left), wanted, "{payload} {v6} {refers}");
             bytes += 121;
         }
@@ -520,10 +521,7 @@ fn segments_wait_for_room_in_the_underlay() {
         let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, Sends { refers, ..BY_DMA });
         let filling: Vec<_> = (0..100).map(|_| frame(NEAR, mac(0), 60)).collect();
         overlay.send(&filling);
-        let (asked, packet) = gso_packet(NEAR, mac(0), 60_000, 200);
-        let mut header = [0; HEADER as usize];
-        header[..asked.len()].copy_from_slice(&asked);
-        overlay.world.ports[0].send_with(header, &packet);
+        let packet = overlay.world.ports[0].send_gso(NEAR, mac(0), 60_000, 200);
         let behind = frame(NEAR, mac(0), 61);
         overlay.world.ports[0].send(&behind);
         let mut left = Vec::new();
@@ -549,10 +547,7 @@ fn segments_that_are_too_long_for_the_underlay_leave_by_the_uplink() {
         let longest = (LIMIT as usize - 4 - 50 - tag - 54) as u16;
         for (size, is_encapsulated) in [(longest, true), (longest + 1, false)] {
             let mut overlay = Overlay::of(ports(std::slice::from_ref(&vlans)), false, BY_DMA);
-            let (asked, packet) = gso_packet(NEAR, mac(0), 4000, size);
-            let mut header = [0; HEADER as usize];
-            header[..asked.len()].copy_from_slice(&asked);
-            overlay.world.ports[0].send_with(header, &packet);
+            let packet = overlay.world.ports[0].send_gso(NEAR, mac(0), 4000, size);
             overlay.world.poll();
             let got = joined(&mut overlay.underlay);
             if is_encapsulated {
@@ -573,10 +568,7 @@ fn segments_that_are_too_long_for_the_underlay_leave_by_the_uplink() {
 #[test]
 fn rest_of_a_gso_packet_is_counted_when_the_underlay_goes() {
     let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, BY_DMA);
-    let (asked, packet) = gso_packet(NEAR, mac(0), 60_000, 200);
-    let mut header = [0; HEADER as usize];
-    header[..asked.len()].copy_from_slice(&asked);
-    overlay.world.ports[0].send_with(header, &packet);
+    overlay.world.ports[0].send_gso(NEAR, mac(0), 60_000, 200);
     overlay.world.poll();
     // Slots: the port's lane, the uplink's, the underlay's.
     overlay.world.lanes.slots.remove(2).lane.stop();
