@@ -58,7 +58,7 @@ impl Host {
         self.bridge.as_ref().filter(|_| self.end.is_some())
     }
 
-    /// Its state; what its lane tells is not in there.
+    /// Its state, without what is read from its lane.
     pub(super) fn status(&self) -> HostStatus {
         HostStatus {
             interface: self.end.as_ref().map(|end| end.name.clone()),

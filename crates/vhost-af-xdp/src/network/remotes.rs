@@ -12,7 +12,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use dataplane::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
@@ -41,25 +41,25 @@ const PUBLISH_PAUSE: Duration = Duration::from_millis(5);
 const CONFIRM_PAUSE: Duration = Duration::from_secs(10);
 
 /// Numbers for `status`.
-#[derive(Debug, Default)]
-pub(crate) struct RemoteCounts {
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RemoteCounts {
     /// Addresses whose VTEP is known.
-    pub(crate) addresses: AtomicUsize,
+    pub(super) addresses: usize,
     /// VTEPs.
-    pub(crate) vteps: AtomicUsize,
+    pub(super) vteps: usize,
     /// Those with a resolved next hop on the underlay.
-    pub(crate) resolved: AtomicUsize,
+    pub(super) resolved: usize,
     /// Insertions since the last full read for which there was no room.
-    pub(crate) left_out: AtomicUsize,
+    pub(super) left_out: usize,
 }
 
-/// How packets leave by the underlay.
+/// The next hop of packets to a VTEP, and the interface by which they leave: the underlay's, or a VLAN device on that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Hop {
     next: NextHop,
-    /// The VLAN that the interface of the route is for, on the underlay; 0: it is the underlay.
+    /// VLAN of that interface; 0: packets have no tag.
     vlan: u16,
-    /// Address of that interface.
+    /// MAC address of that interface.
     from: Mac,
 }
 
@@ -68,7 +68,7 @@ struct VtepState {
     ip: IpAddr,
     /// How many.
     addresses: usize,
-    /// `None`: there is no route to it by the underlay.
+    /// `None`: its route does not lead over the underlay.
     hop: Option<Hop>,
     /// MAC address of its next hop, and its outer headers; `None`: the next hop is not resolved.
     known: Option<(Mac, Arc<Vtep>)>,
@@ -81,7 +81,7 @@ pub(super) struct Follower {
     vxlan: Vxlan,
     /// Index and MAC address of the underlay's interface.
     underlay: (u32, Mac),
-    /// Interfaces by which packets leave there, by index, with VLAN and MAC address: itself, and VLAN devices on it.
+    /// That interface (VLAN 0) and the VLAN devices on it, by index: VLAN and MAC address.
     interfaces: HashMap<u32, (u16, Mac)>,
     pub(super) remotes: Arc<Remotes>,
     /// The VTEPs by number, as workers use them.
@@ -110,7 +110,7 @@ pub(super) struct Follower {
     /// Some next hop was stale when it was read; when they are read again.
     has_stale: bool,
     confirm_at: Instant,
-    pub(super) counts: Arc<RemoteCounts>,
+    pub(super) counts: RemoteCounts,
 }
 
 impl Follower {
@@ -150,7 +150,7 @@ impl Follower {
             publish_at: now,
             has_stale: false,
             confirm_at: now + CONFIRM_PAUSE,
-            counts: Arc::default(),
+            counts: RemoteCounts::default(),
         };
         follower.read().map_err(|error| error.to_string())?;
         follower.publish(Instant::now());
@@ -213,8 +213,7 @@ impl Follower {
         }
         self.published = Arc::new(Vteps(vteps));
         let resolved = self.published.0.iter().flatten().count();
-        self.counts.vteps.store(self.vteps.len(), Relaxed);
-        self.counts.resolved.store(resolved, Relaxed);
+        (self.counts.vteps, self.counts.resolved) = (self.vteps.len(), resolved);
         true
     }
 
@@ -252,7 +251,7 @@ impl Follower {
             VxlanEntry::Flood(vtep, _) if flooded.len() < RESOLVED_MAX => drop(flooded.insert(vtep, false)),
             VxlanEntry::Unicast(_, None) | VxlanEntry::Flood(..) => {}
         })?;
-        self.counts.left_out.store(left_out, Relaxed);
+        self.counts.left_out = left_out;
         let gone = self.vtep_of.keys().filter(|mac| !found.contains_key(*mac));
         for mac in gone.copied().collect::<Vec<_>>() {
             self.set(mac, None);
@@ -324,9 +323,9 @@ impl Follower {
                 self.remotes.remove(mac);
                 self.vtep_of.remove(&mac);
                 match vtep {
-                    Some(_) => drop(self.counts.left_out.fetch_add(1, Relaxed)),
+                    Some(_) => self.counts.left_out += 1,
                     // Now there is room for one that was left out.
-                    None => self.needs_read |= before.is_some() && self.counts.left_out.load(Relaxed) > 0,
+                    None => self.needs_read |= before.is_some() && self.counts.left_out > 0,
                 }
             }
         }
@@ -336,7 +335,7 @@ impl Follower {
         for number in before.into_iter().chain(number) {
             self.forget_unused(number);
         }
-        self.counts.addresses.store(self.vtep_of.len(), Relaxed);
+        self.counts.addresses = self.vtep_of.len();
     }
 
     fn forget_unused(&mut self, number: VtepNumber) {
@@ -590,26 +589,20 @@ mod tests {
         batch(&ns, "add", 0..100_000);
         settle(&mut follower);
         assert_has(&follower, 0..100_000);
-        let counts = Arc::clone(&follower.counts);
-        let counted = || {
-            [
-                &counts.addresses,
-                &counts.vteps,
-                &counts.resolved,
-                &counts.left_out,
-            ]
-            .map(|count| count.load(Relaxed))
+        let counted = |follower: &Follower| {
+            let counts = follower.counts;
+            [counts.addresses, counts.vteps, counts.resolved, counts.left_out]
         };
         // And the first one.
-        assert_eq!(counted(), [100_001, 1001, 1001, 0]);
+        assert_eq!(counted(&follower), [100_001, 1001, 1001, 0]);
         batch(&ns, "add", 100_000..135_000);
         settle(&mut follower);
-        let [addresses, _, _, left_out] = counted();
+        let [addresses, _, _, left_out] = counted(&follower);
         assert_eq!((addresses, left_out), (REMOTES_MAX, 135_001 - REMOTES_MAX));
         // Those that were left out get the room of others.
         batch(&ns, "del", 0..10_000);
         settle(&mut follower);
-        assert_eq!(counted(), [125_001, 1001, 1001, 0]);
+        assert_eq!(counted(&follower), [125_001, 1001, 1001, 0]);
         assert_has(&follower, 10_000..135_000);
         assert!((0..10_000).all(|number| sent_to(&follower, number).is_none()));
     }

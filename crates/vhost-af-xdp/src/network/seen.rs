@@ -18,10 +18,9 @@ use dataplane::fdb::{FdbKey, PortNumber};
 /// The published state of a network.
 #[derive(Clone, Default)]
 pub(crate) struct ShownNetwork {
-    /// What its name, its ports, its interfaces and its lanes tell is not in there.
+    /// Without name, ports, and what is read from interfaces and lanes.
     pub(crate) status: NetworkStatus,
-    pub(crate) link: NetworkLink,
-    /// Those of the uplink, and then, in tap mode, those of the tap.
+    /// Lanes of the uplink's queues, then, in tap mode, of the tap's.
     pub(crate) uplink: ShownLanes,
     pub(crate) underlay: ShownLanes,
     /// The lane of the tap to the host.
@@ -37,7 +36,7 @@ pub(crate) struct ShownLanes {
     pub(crate) lanes: Vec<ShownLane>,
 }
 
-/// A lane; the counters stay when it ends.
+/// A lane. Its counters outlive it: the next lane of the queue continues them.
 #[derive(Clone)]
 pub(crate) struct ShownLane {
     /// A tap has no queue number.
@@ -144,7 +143,6 @@ impl Seen {
                 host: host.then(|| state.host.status()),
                 ..NetworkStatus::default()
             },
-            link,
             uplink,
             underlay: underlay.map_or_else(ShownLanes::default, |config| state.underlay.lanes(config)),
             host: state.host.lanes(),
@@ -175,6 +173,7 @@ impl Network {
 
     /// The uplink's link state and MTU, for guests.
     pub(crate) fn link(&self) -> NetworkLink {
-        self.seen().shown.link
+        let NetworkStatus { up, mtu, .. } = self.seen().shown.status;
+        NetworkLink { up, mtu }
     }
 }

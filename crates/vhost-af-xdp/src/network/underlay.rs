@@ -12,7 +12,6 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -119,23 +118,22 @@ impl Underlay {
         }
     }
 
-    /// Its state; what its interface and its lanes tell is not in there.
+    /// Its state, without what is read from its interface and lanes.
     pub(super) fn status(&self, config: &UnderlayConfig) -> UnderlayStatus {
-        let counts = self.follower.as_ref().map(|follower| &follower.counts);
-        let count =
-            |count: fn(&RemoteCounts) -> &AtomicUsize| counts.map_or(0, |counts| count(counts).load(Relaxed));
+        let follower = self.follower.as_ref();
+        let counts = follower.map_or_else(RemoteCounts::default, |follower| follower.counts);
         UnderlayStatus {
             interface: config.at.name.clone(),
-            addresses: count(|counts| &counts.addresses),
-            vteps: count(|counts| &counts.vteps),
-            resolved: count(|counts| &counts.resolved),
-            left_out: count(|counts| &counts.left_out),
+            addresses: counts.addresses,
+            vteps: counts.vteps,
+            resolved: counts.resolved,
+            left_out: counts.left_out,
             impaired: self.impaired.clone(),
             ..UnderlayStatus::default()
         }
     }
 
-    /// Its queues.
+    /// Its lanes, or those of the network that owns it.
     pub(super) fn lanes(&self, config: &UnderlayConfig) -> ShownLanes {
         match &self.shared {
             Some(shared) => shared.lanes.clone(),
