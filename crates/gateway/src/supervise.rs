@@ -131,7 +131,7 @@ fn keep_running(link: &UnixStream, listeners: &Listeners<OwnedFd>, limited: bool
 
 /// Whether the daemon ends within this time.
 fn ends_within(link: &UnixStream, time: Duration) -> io::Result<bool> {
-    descriptors::is_readable(link, Some(Instant::now() + time))
+    descriptors::await_readable(link, Some(Instant::now() + time))
 }
 
 /// The process that answers clients.

@@ -28,11 +28,11 @@ pub struct Received {
     pub lacks_descriptors: bool,
 }
 
-/// Waits until a descriptor is readable or at its end, or until a deadline; `None`: for ever. Returns whether it is.
+/// Waits until a descriptor is readable or at its end; returns false at the deadline. Without one it waits for ever.
 ///
 /// # Errors
 /// The kernel's.
-pub fn is_readable(fd: impl AsFd, until: Option<Instant>) -> io::Result<bool> {
+pub fn await_readable(fd: impl AsFd, until: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left

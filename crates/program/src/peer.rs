@@ -53,7 +53,7 @@ pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => false,
         // No process has that number, or another process has it now.
         Err(_) => true,
-        Ok(process) => descriptors::is_readable(process, Some(Instant::now())).unwrap_or(true),
+        Ok(process) => descriptors::await_readable(process, Some(Instant::now())).unwrap_or(true),
     }
 }
 

@@ -32,9 +32,10 @@ use rustix::net::{
 const MESSAGE_MAX: usize = 64;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-const BROKEN: &str = "cannot exchange messages with the AF_XDP device plugin";
 /// The version of the protocol that this is written for.
 const VERSION: &str = "0.1";
+/// What failed if the kernel reports an error of the socket.
+const BROKEN: &str = "cannot exchange messages with the AF_XDP device plugin";
 
 /// A connection on which the plugin has accepted us.
 pub(crate) struct Plugin {
@@ -91,7 +92,7 @@ impl Plugin {
         let (answer, mut descriptors) = self.ask(&request, 1)?;
         match (answer.as_str(), descriptors.pop()) {
             ("/fd_ack", Some(map)) => Ok(map),
-            ("/fd_ack", None) => bail!(other_count(&request, 0, 1)),
+            ("/fd_ack", None) => bail!(wrong_count(&request, 0, 1)),
             ("/fd_nak", _) => bail!(
                 "the AF_XDP device plugin has no device {interface:?} for this pod (/fd_nak): AFXDP_DEVICES lists its \
                  devices"
@@ -126,7 +127,7 @@ impl Plugin {
         self.wait(request)?;
         let (answer, got) = self.receive(request)?;
         if got.len() > descriptors {
-            bail!(other_count(request, got.len(), descriptors));
+            bail!(wrong_count(request, got.len(), descriptors));
         }
         match answer.as_str() {
             "/nak" | "/error" => bail!("the AF_XDP device plugin refuses {request:?}: {answer}"),
@@ -136,7 +137,7 @@ impl Plugin {
 
     fn wait(&self, request: &str) -> anyhow::Result<()> {
         let seconds = ANSWER_TIMEOUT.as_secs();
-        let answered = descriptors::is_readable(&self.socket, Some(Instant::now() + ANSWER_TIMEOUT));
+        let answered = descriptors::await_readable(&self.socket, Some(Instant::now() + ANSWER_TIMEOUT));
         match answered.context(BROKEN)? {
             true => Ok(()),
             false => bail!("the AF_XDP device plugin has not answered {request:?} for {seconds} s"),
@@ -168,6 +169,6 @@ fn garbage(request: &str, answer: &str) -> String {
     format!("the AF_XDP device plugin's answer to {request:?} is {answer:?}, which is none of the protocol")
 }
 
-fn other_count(request: &str, count: usize, wanted: usize) -> String {
+fn wrong_count(request: &str, count: usize, wanted: usize) -> String {
     format!("the AF_XDP device plugin answers {request:?} with {count} descriptors instead of {wanted}")
 }

@@ -65,6 +65,6 @@ impl Alarm {
 
     /// Whether the alarm was raised; it stays raised.
     pub(crate) fn is_raised(&self) -> bool {
-        descriptors::is_readable(&self.0, Some(Instant::now())).unwrap_or(false)
+        descriptors::await_readable(&self.0, Some(Instant::now())).unwrap_or(false)
     }
 }

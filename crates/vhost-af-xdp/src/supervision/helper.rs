@@ -345,7 +345,7 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
                 .and_then(|server| server.with_reload(others.asked, PolicySource::Given(others.policies)))
                 .and_then(|mut server| server.run(end.as_fd()))
         }
-        None => descriptors::is_readable(&end, None).map(drop),
+        None => descriptors::await_readable(&end, None).map(drop),
     };
     files.remove_all();
     // Open until here, because the paths of the socket files lead through them (/proc/self/fd).

@@ -251,7 +251,7 @@ fn tell(place: &Place, after: u64) -> io::Result<()> {
 
 /// Whether the client has closed its side, or sends something.
 fn has_ended(stream: &UnixStream) -> bool {
-    descriptors::is_readable(stream, Some(Instant::now())).unwrap_or(false)
+    descriptors::await_readable(stream, Some(Instant::now())).unwrap_or(false)
 }
 
 fn refuse(stream: &UnixStream, refused: Refused) -> io::Result<()> {

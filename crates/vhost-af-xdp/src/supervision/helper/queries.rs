@@ -56,10 +56,10 @@ pub(crate) fn private_address(
 impl Queries {
     fn ask(&self, connection: BorrowedFd<'_>, files: &[MappedFile<BorrowedFd<'_>>]) -> Option<u64> {
         let answer = self.send(connection, files)?;
-        let until = Some(Instant::now() + self.timeout);
-        descriptors::is_readable(&answer, until)
-            .ok()
-            .filter(|&is_answered| is_answered)?;
+        let deadline = Instant::now() + self.timeout;
+        if !descriptors::await_readable(&answer, Some(deadline)).ok()? {
+            return None;
+        }
         let mut address = [0; 8];
         rustix::io::read(&answer, &mut address).ok()?;
         Some(u64::from_ne_bytes(address)).filter(|&address| address != NONE)
