@@ -13,8 +13,8 @@ mod declined;
 mod events;
 pub(crate) mod features;
 pub(crate) mod lanes;
-mod limits;
 mod link;
+mod live;
 mod losses;
 pub(crate) mod memory;
 pub(crate) mod reasons;
@@ -42,7 +42,7 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::wakers::PortRetry;
 use crate::port::attachment::{Attachment, Member, NULL_MTU, PatchPort};
 use crate::port::lanes::LaneError;
-use crate::port::limits::Live;
+use crate::port::live::Live;
 use crate::port::losses::Losses;
 use crate::port::reasons::{Closed, Impaired};
 use crate::port::session::{FaultCell, PortContext, Session};
@@ -179,7 +179,6 @@ pub(crate) struct Port {
     /// Its name in the log and `status`.
     name: Arc<str>,
     state: TicketLock<PortState>,
-    /// What can change while the guest stays connected.
     live: Mutex<Live>,
     /// Which kinds of lost frames were logged.
     losses: Mutex<Losses>,

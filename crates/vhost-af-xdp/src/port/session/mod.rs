@@ -29,7 +29,7 @@ use crate::port::announce;
 use crate::port::attachment::Attachment;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
-use crate::port::limits::Live;
+use crate::port::live::Live;
 use crate::port::memory::MemoryTable;
 use crate::port::registration::UnderWay;
 use crate::supervision::alarm::Alarm;
@@ -58,7 +58,7 @@ pub(crate) enum SessionError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Anything else, in words.
+    /// Anything that no caller distinguishes.
     #[error(transparent)]
     Other(#[from] anyhow::Error),
     #[error(
@@ -79,7 +79,6 @@ pub(crate) struct PortContext<'a> {
     /// Limits log lines of lanes that the VMM can cause with its memory.
     pub(crate) lines: &'a Mutex<LogLimit>,
     pub(crate) counters: &'a [Arc<PairCounters>],
-    /// What can change while the guest stays connected.
     pub(crate) live: Live,
     /// What each pair is attached to; empty while the interface is gone.
     pub(crate) attachment: &'a [Attachment],
@@ -385,16 +384,16 @@ impl Session {
     }
 
     /// Sets rates, source guard and filter rules. The lanes' earlier rules are freed here, not by a worker.
-    pub(crate) fn set_rules(&self, rules: &Live, workers: &Workers) {
+    pub(crate) fn set_rules(&self, live: &Live, workers: &Workers) {
         for (pair, lane) in (0..).zip(&self.lanes) {
             let Some(lane) = lane else { continue };
-            let (rules, filter) = (rules.clone(), rules.filter.for_a_lane(pair));
-            let (give, before) = mpsc::channel();
+            let (live, filter) = (live.clone(), live.filter.for_a_lane(pair));
+            let (give, unused) = mpsc::channel();
             lane.change(workers, move |lane, _siblings| {
-                let earlier = rules.set(lane, filter);
-                let _ = give.send((earlier, rules));
+                let earlier = live.apply(lane, filter);
+                let _ = give.send((earlier, live));
             });
-            drop(before.recv());
+            drop(unused.recv());
         }
     }
 

@@ -471,7 +471,8 @@ impl Session {
         let (cell, alarm) = (Arc::clone(&self.fault), self.connection.alarm.clone());
         let on_fault = Box::new(move |fault| report(&cell, fault, &alarm));
         let pair = u16::try_from(pair).unwrap_or(u16::MAX);
-        drop(context.live.set(&mut *lane, context.live.filter.for_a_lane(pair)));
+        let live = &context.live;
+        drop(live.apply(&mut *lane, live.filter.for_a_lane(pair)));
         let attachment = context.attachment.get(usize::from(pair));
         let role = match attachment {
             Some(attachment) => attachment.role(context.name, pair),

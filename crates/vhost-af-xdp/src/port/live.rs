@@ -1,4 +1,4 @@
-//! Changes at run time: what a port's guest may send, its rates, and the hints of its frames.
+//! What of a port can change while its guest stays connected: its rules and rates, and the hints of its frames.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use dataplane::policy::rate_limit::PortLimits;
 use model::config::{Policy, Port as Keys};
 use model::rates::PortRates;
 
-/// What takes effect while the guest stays connected.
+/// See the module's head.
 #[derive(Clone)]
 pub(crate) struct Live {
-    /// The keys that the others follow from.
+    /// The port as configured; the other fields but the hints and the capture follow from it.
     pub(super) keys: Arc<Keys>,
     pub(super) hints: HintsConfig,
     pub(super) limits: PortLimits,
     /// The source guard, outside of networks: in a network the FDB contains it.
     pub(super) guard: Option<Guard>,
-    /// The compiled filter rules, which have the counters, and the capture.
+    /// The compiled filter rules with their counters, and the capture.
     pub(super) filter: PortFilter,
 }
 
@@ -41,8 +41,8 @@ impl Live {
         }
     }
 
-    /// Sets the rules of a pair's lane, with this part of [`Self::filter`]. Returns its earlier filter.
-    pub(super) fn set(&self, lane: &mut dyn Lane, filter: LaneFilter) -> LaneFilter {
+    /// Applies rates, source guard and `filter`, the part of [`Self::filter`] for this lane. Returns the earlier filter.
+    pub(super) fn apply(&self, lane: &mut dyn Lane, filter: LaneFilter) -> LaneFilter {
         lane.set_limits(&self.limits);
         lane.set_guard(self.guard.as_ref());
         lane.set_filter(filter)
