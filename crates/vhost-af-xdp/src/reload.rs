@@ -414,7 +414,7 @@ impl Reader {
     fn apply(&mut self, difference: Difference, outcome: &mut Outcome) -> bool {
         let Difference { ports, networks } = difference;
         for (name, why) in &ports.ending {
-            let said = match self.ports.remove(name) {
+            let reason = match self.ports.remove(name) {
                 Ok(()) => {
                     outcome.done.push(format!("port {name} {why}: ended"));
                     why.clone()
@@ -431,7 +431,7 @@ impl Reader {
                 // A file that has replaced the socket is not removed.
                 let _ = self.requests.remove(&path);
             }
-            JOURNAL.record(Subject::Port(name), What::Removed, Some(said));
+            JOURNAL.record(Subject::Port(name), What::Removed, Some(reason));
         }
         for (name, why) in &networks.ending {
             if networks.restarts(name) {

@@ -158,7 +158,7 @@ impl<'a> Sandboxed<'a> {
             ports: Arc::clone(&ports),
             workers: Arc::clone(&workers),
             watchdog,
-            in_force: self.in_force,
+            sandbox: self.in_force,
             api: api.and_then(|(path, _)| std::path::absolute(path).ok()),
             reload,
             look: Mutex::default(),
@@ -231,12 +231,11 @@ fn start_reload(
 fn wait_for_the_end(signals: &mut Signals, server: &Server) {
     for signal in signals.forever() {
         match (signal, &server.reload) {
-            // If nobody reads the standard error, that is no reason to end.
-            (SIGUSR1, _) => drop(write!(
-                io::stderr(),
-                "{}",
-                tree(&server.status(&[])).unwrap_or_default()
-            )),
+            (SIGUSR1, _) => {
+                let state = tree(&server.status(&[])).unwrap_or_default();
+                // If nobody reads the standard error, that is no reason to end.
+                let _ = write!(io::stderr(), "{state}");
+            }
             (SIGHUP, Some(reload)) => reload.ask(),
             (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is no configuration file"),
             _ => return,

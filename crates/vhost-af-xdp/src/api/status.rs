@@ -32,8 +32,8 @@ fn learned(key: FdbKey) -> LearnedStation {
     }
 }
 
-/// Reads the state of the daemon, without its configuration. Lists of which nothing is at `path` are left empty: all
-/// counters of many ports take milliseconds.
+/// Reads the state of the daemon, without its configuration. `path`: the part that the client requests; empty: all.
+/// Lists outside of that part stay empty, because reading all counters of many ports takes milliseconds.
 pub(crate) fn read(
     path: &[String],
     (ports, networks): (&[Arc<Port>], &[Arc<Network>]),

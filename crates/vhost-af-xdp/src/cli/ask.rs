@@ -176,7 +176,7 @@ pub(crate) fn keys_of<T: NamedTable>(name: &str, words: &[String]) -> anyhow::Re
     for value in keys.values_mut().filter(|value| **value == "") {
         *value = Value::Null;
     }
-    // As the daemon writes them; that leaves out a value of false, which must be sent.
+    // In the daemon's notation. `Table::keys` leaves out false, which must be sent: it stays as the user wrote it.
     keys.extend(T::read(keys.clone()).map_err(wrong)?.keys());
     // Parsed as the daemon does it, to report mistakes without a daemon.
     T::named(name, &keys).map_err(wrong)?;

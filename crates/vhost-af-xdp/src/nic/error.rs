@@ -28,7 +28,7 @@ pub(crate) enum InterfaceError {
     /// The daemon's own helper does not answer as a steward does.
     #[error(transparent)]
     Helper(#[from] HelperError),
-    /// A foreign descriptor or program cannot be used.
+    /// A descriptor or XDP program of another program cannot be used.
     #[error(transparent)]
     External(#[from] anyhow::Error),
     #[error(transparent)]

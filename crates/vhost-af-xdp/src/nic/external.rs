@@ -79,7 +79,7 @@ struct Passed {
 
 impl Given {
     /// Takes over the descriptors that the ports name, and requests maps from plugins: one connection for each plugin.
-    /// Errors: why not, naming the option.
+    /// Errors: which option or device plugin is wrong, and why.
     pub(crate) fn take(config: &ServeConfig) -> anyhow::Result<Self> {
         let mut given = HashMap::new();
         let mut plugins = HashMap::new();

@@ -295,8 +295,9 @@ impl Steering {
         }
     }
 
-    /// Whether [`Self::bind`] finds out cheaply when a queue is free. Otherwise an attempt that is too early may take
-    /// more time than to wait before it.
+    /// Whether program and sockets are a steward's. Then a queue can get a new socket while the interface is in use,
+    /// and [`Self::bind`] finds out cheaply when a queue is free: otherwise an attempt that is too early may take more
+    /// time than to wait before it.
     pub(crate) fn is_leased(&self) -> bool {
         self.leased().is_some()
     }
@@ -314,7 +315,8 @@ impl Steering {
         }
     }
 
-    /// Sends a request to the owner of the XDP program. A foreign program is not changed, and nothing is answered.
+    /// Sends a request to the steward. A foreign program has none: it is not changed, and the answer is the default.
+    /// Errors: [`InterfaceError`]: the steward refuses it, or is away.
     pub(crate) fn ask<T: Default>(
         &self,
         request: impl FnOnce(&Lease) -> Result<T, LeaseError>,
@@ -440,7 +442,7 @@ impl Leased {
     }
 }
 
-/// It is requested again by its name, which may differ from its last one.
+/// The interface is gone; it is requested again as `name`, which may differ from its last name.
 fn gone(why: &str, name: &str) -> anyhow::Error {
     anyhow!("{why}, trying {name} again")
 }

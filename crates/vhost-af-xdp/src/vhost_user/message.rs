@@ -579,21 +579,22 @@ fn with_file([guest, len, user_addr, file_offset]: [u64; 4], file: OwnedFd) -> R
     }
 }
 
-/// The remedy if descriptors are missing.
+/// The remedy if a message lacks descriptors.
 const MORE_FILES: &str =
     "if no more can be open here, raise the limit of open files (`ulimit -n`, systemd: LimitNOFILE=)";
 
-/// A message came with too few or too many descriptors.
+/// The error of a message with too few or too many descriptors.
 fn wrong_files(request: &str, came: usize, (least, most): (usize, usize)) -> String {
     let possible = match least == most {
         true => most.to_string(),
         false => format!("{least} or {most}"),
     };
-    let said = format!("{request}: {came} descriptors came with it, {possible} belong there");
-    match came < least {
-        true => format!("{said}: {MORE_FILES}"),
-        false => said,
-    }
+    let remedy = if came < least {
+        format!(": {MORE_FILES}")
+    } else {
+        String::new()
+    };
+    format!("{request}: {came} descriptors came with it, {possible} belong there{remedy}")
 }
 
 /// The request with that number, as the specification calls it.

@@ -55,7 +55,8 @@ pub(crate) struct Server {
     pub(crate) ports: Arc<Ports>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) watchdog: Watchdog,
-    pub(crate) in_force: Sandbox,
+    /// The layers of the sandbox that are in force.
+    pub(crate) sandbox: Sandbox,
     /// The socket of the API, as an absolute path.
     pub(crate) api: Option<PathBuf>,
     /// Changes ports; `None`: the daemon has no configuration file.
@@ -66,11 +67,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Reads the daemon's state, at least what is at this path.
+    /// Reads the daemon's state, at least the part at this path.
     pub(crate) fn status(&self, path: &[String]) -> Status {
         let (ports, networks) = (self.ports.all(), self.ports.networks());
         let of = (&ports[..], &networks[..]);
-        let mut status = status::read(path, of, &self.workers, &self.watchdog, &self.in_force);
+        let mut status = status::read(path, of, &self.workers, &self.watchdog, &self.sandbox);
         status.api.clone_from(&self.api);
         if let Some(reload) = &self.reload {
             reload.add_configuration(&mut status);
