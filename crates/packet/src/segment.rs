@@ -19,7 +19,7 @@
 //!
 //! A GSO packet that is no longer than one segment is one segment.
 //!
-//! Segments may leave through a tunnel ([`Plan::in_tunnel`]): each then has the tunnel's headers before its own.
+//! Segments may leave by a tunnel ([`Plan::in_tunnel`]): each then has the tunnel's headers before its own.
 
 use std::ops::Range;
 
@@ -120,13 +120,15 @@ pub struct Plan {
     tunnel: Option<Tunnel>,
 }
 
-/// The headers in front of all segments.
+/// The tunnel that segments leave by: arguments of [`Outer::headers`].
 #[derive(Debug, Clone)]
-struct Tunnel {
-    outer: Outer,
-    flow: u16,
-    /// Identification of the first segment's packet.
-    id: u16,
+pub struct Tunnel {
+    /// The headers before those of each segment.
+    pub outer: Outer,
+    /// The flow of all segments.
+    pub flow: u16,
+    /// IPv4 identification of the first segment's packet; the next ones follow.
+    pub id: u16,
 }
 
 impl Plan {
@@ -173,12 +175,12 @@ impl Plan {
         })
     }
 
-    /// The same segments in a tunnel; `flow` and `id`: see [`Outer::headers`], `id` of the first segment.
+    /// The same segments in a tunnel.
     #[must_use]
-    pub fn in_tunnel(mut self, outer: Outer, flow: u16, id: u16) -> Self {
-        self.header_len += outer.len() as u32;
-        self.checksum_at.start += outer.len() as u16;
-        self.tunnel = Some(Tunnel { outer, flow, id });
+    pub fn in_tunnel(mut self, tunnel: Tunnel) -> Self {
+        self.header_len += tunnel.outer.len() as u32;
+        self.checksum_at.start += tunnel.outer.len() as u16;
+        self.tunnel = Some(tunnel);
         self
     }
 
@@ -235,17 +237,17 @@ impl Plan {
     pub fn write_header(&self, index: u32, out: &mut [u8]) {
         match &self.tunnel {
             None => self.write_own_header(index, out),
-            Some(tunnel) => self.write_headers(tunnel, index, out),
+            Some(tunnel) => self.write_all_headers(tunnel, index, out),
         }
     }
 
     #[inline(never)]
-    fn write_headers(&self, tunnel: &Tunnel, index: u32, out: &mut [u8]) {
+    fn write_all_headers(&self, tunnel: &Tunnel, index: u32, out: &mut [u8]) {
         let Tunnel { outer, flow, id } = tunnel;
         let (before, own) = out.split_at_mut(outer.len());
         self.write_own_header(index, own);
         let payload = self.payload(index);
-        // It fits, as the GSO packet does.
+        // It fits into 16 bits, as the GSO packet does.
         let len = u32::from(self.layers.payload) + (payload.end - payload.start);
         let headers = outer.headers(own, len as u16, *flow, id.wrapping_add(index as u16));
         before.copy_from_slice(headers.as_ref());

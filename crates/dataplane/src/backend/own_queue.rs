@@ -29,7 +29,7 @@ use crate::nic::lent::Lent;
 use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
 
-/// See the module's head. A method that is not implemented is that of no queue.
+/// See the module's head. The default methods are those of [`NoQueue`].
 pub trait OwnQueue: Send + Sized {
     /// Whether there is one.
     const IS_THERE: bool;

@@ -27,8 +27,7 @@ use device::meter;
 use device::pair::{Cursor, Sending};
 use packet::HEADERS_MAX;
 use packet::ethernet;
-use packet::segment::{Gso, GsoKind, Plan, Request};
-use packet::tunnel::Outer;
+use packet::segment::{Gso, GsoKind, Plan, Request, Tunnel};
 use rustix::io::Errno;
 use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
@@ -174,7 +173,7 @@ impl<N: Nic> Sink for NicSink<'_, N> {
                 _ => self.copy_asking(frame, budget),
             },
         };
-        self.result(taken)
+        self.put_result(taken)
     }
 
     #[inline]
@@ -200,9 +199,9 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// The result of an attempt to send a frame.
+    /// What [`Sink::put`] returns for a frame that was taken or not; counts one that has to wait.
     #[inline]
-    fn result(&self, taken: Option<()>) -> Put {
+    fn put_result(&self, taken: Option<()>) -> Put {
         match taken {
             Some(()) => Put::Done,
             None => {
@@ -213,21 +212,21 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// Whether a GSO packet may be segmented for a tunnel: where the kernel copies, its own segmentation costs less.
+    /// Whether GSO packets are segmented for a tunnel: where the kernel copies, its own segmentation costs less.
     #[inline]
     pub(crate) fn segments_for_tunnels(&self) -> bool {
         self.queue.sends.zero_copy
     }
 
-    /// Sends the segments of a GSO packet, each behind the headers of a tunnel; see [`Plan::in_tunnel`].
+    /// Sends the segments of a GSO packet by a tunnel.
     pub(crate) fn put_segments(
         &mut self,
         (frame, gso): (GuestFrame<'_>, Gso),
-        tunnel: (&Outer, u16, u16),
+        tunnel: Tunnel,
         budget: &mut Budget,
     ) -> Put {
         let taken = self.segment(frame, gso, Some(tunnel), budget);
-        self.result(taken)
+        self.put_result(taken)
     }
 
     /// Publishes queued frames, and kicks the kernel.
@@ -344,11 +343,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// The longest frame with a tag, or without one, that the queue itself can send.
+    /// The longest frame, with a tag or without one, that the queue itself can send.
     #[inline]
     pub(crate) fn longest(&self, is_tagged: bool) -> u32 {
-        let room = if is_tagged { 0 } else { ethernet::TAG_BYTES as u32 };
-        let longest = self.queue.frame_limit.saturating_sub(room);
+        let tag = if is_tagged { 0 } else { ethernet::TAG_BYTES as u32 };
+        // The limit has room for a tag.
+        let longest = self.queue.frame_limit.saturating_sub(tag);
         longest.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32)
     }
 
@@ -445,12 +445,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
     }
 
     /// Segments a GSO packet, all of it at once unless it has very many segments; `None`: there is no room for that
-    /// now. `tunnel`: see [`Self::put_segments`].
+    /// now. `tunnel`: the one that they leave by, if any.
     fn segment(
         &mut self,
         frame: GuestFrame<'_>,
         gso: Gso,
-        tunnel: Option<(&Outer, u16, u16)>,
+        tunnel: Option<Tunnel>,
         budget: &mut Budget,
     ) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
@@ -461,8 +461,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {
             return Some(());
         };
-        if let Some((outer, flow, id)) = tunnel {
-            packet.plan = packet.plan.in_tunnel(outer.clone(), flow, id);
+        if let Some(tunnel) = tunnel {
+            packet.plan = packet.plan.in_tunnel(tunnel);
         } else if self.queue.send_tap.is_some() {
             match self.send_unsegmented(
                 frame.headed(&headers[..packet.plan.header_len()]),
@@ -630,6 +630,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             self.counters.from_guest_waits.add(1);
         }
         if outer_len > 0 {
+            // Bytes are counted without the tunnel's headers.
             tally.bytes -= tally.frames * outer_len as u64;
             self.counters.from_guest_encapsulated.add(tally.frames);
         }

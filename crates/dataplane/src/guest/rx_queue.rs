@@ -102,7 +102,7 @@ impl RxQueue {
     }
 }
 
-/// Filter rules and rate limit of what the guest gets, for each frame of a batch.
+/// Rate limit and filter rules of frames to the guest; the caller of [`RxQueue::begin`] applies them to each.
 pub(crate) struct Admission<'a> {
     pub(crate) policer: Policer<'a>,
     pub(crate) filter: Option<&'a mut Acl>,

@@ -93,7 +93,7 @@ impl Classified {
         self.vlan == 0 && (word(head, ADDRESS_BYTES) == Some(ARP) || head.starts_with(&[0x33, 0x33, 0xff]))
     }
 
-    /// Whether a frame of `len` bytes with the tag of its VLAN is not longer than this.
+    /// Whether a frame of `len` bytes, with the tag of its VLAN, is no longer than this.
     #[inline]
     pub(super) fn fits(&self, len: u32, longest: u32) -> bool {
         let tag = match self.retag(true) {
@@ -103,7 +103,7 @@ impl Classified {
         len + tag <= longest
     }
 
-    /// Whether no segment of a GSO packet with the tag of its VLAN is longer than this; false also if its headers
+    /// Whether no segment of its GSO packet, with the tag of its VLAN, is longer than this; false also if the headers
     /// contradict the request.
     #[inline(never)]
     pub(super) fn segments_fit(&self, gso: Gso, vring: &Vring, buffers: &[Buffer], longest: u32) -> bool {

@@ -203,7 +203,7 @@ impl<O: OwnQueue> PortLane<O> {
         let flow = self.flow();
         let uplink = (self.forwarding.uplink(flow), &mut self.transmit);
         let underlay = (self.forwarding.underlay(flow), &mut self.underlay.transmit);
-        // At most one has some: frames behind it wait.
+        // At most one of them has a rest: frames behind it wait.
         for (place, transmit) in [uplink, underlay] {
             if !transmit.has_rest() {
                 continue;

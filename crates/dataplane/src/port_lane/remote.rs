@@ -2,11 +2,13 @@
 //! and the kernel can send all of them. Frames that need nothing but headers leave by a queue of the NIC below instead, the
 //! underlay: the worker writes the headers of the VTEP that the FDB names ([`crate::fdb::remotes`]).
 //!
-//! All others take the way of frames to unknown addresses: GSO packets where the kernel copies frames of the socket, frames
-//! that are too long for the underlay with these headers, frames of taps, and one frame whenever the kernel has to confirm
-//! the next hop. Frames of a flow must not overtake each other. So the kernel sends the frames in the underlay's ring before
-//! one leaves by the uplink, and frames behind a GSO packet there leave by the uplink, too, until none has done so for a
-//! while. A NIC that reads frames by DMA gets the segments of GSO packets, each with headers of its own.
+//! If the underlay's queue has zero-copy, GSO packets are segmented, and each segment gets headers of its own. Without it
+//! the kernel's segmentation costs less.
+//!
+//! All others take the way of frames to unknown addresses: GSO packets without zero-copy, frames that are too long for the
+//! underlay with these headers, frames of taps, and one frame whenever the kernel has to confirm the next hop. Frames of a
+//! flow must not overtake each other. So the kernel sends the frames in the underlay's ring before one leaves by the uplink,
+//! and frames behind a GSO packet that left by the uplink leave there, too, until none has done so for a while.
 //!
 //! The checked bytes of a frame are those inside the tunnel, as on the uplink. Requested checksums are completed here: the
 //! NIC would compute that of the outer headers.
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device::counters::{Counter, PairCounters};
+use packet::segment::Tunnel;
 use packet::tunnel::{Headers, Outer};
 use virtqueue::ChainId;
 
@@ -77,7 +80,7 @@ impl Encapsulation<'_> {
         self.outer.headers(head, len as u16, flow_of(head), id)
     }
 
-    /// Identifications of so many packets; returns the first.
+    /// Takes IPv4 identifications, which wrap around, for so many packets; returns the first.
     #[inline]
     fn take_ids(&mut self, packets: u16) -> u16 {
         let first = self.id.wrapping_add(1);
@@ -117,10 +120,13 @@ impl Sink for ToVtep<'_, '_> {
             return self.sink.put(chain, None, budget);
         };
         if let Some(gso) = frame.sending.request.gso {
-            // No more than these; they wrap around.
-            let segments = frame.sending.len / u32::from(gso.size) + 1;
-            let id = self.encapsulation.take_ids(segments as u16);
-            let tunnel = (self.encapsulation.outer, flow_of(frame.head), id);
+            // At least as many as there are segments.
+            let ids = frame.sending.len / u32::from(gso.size) + 1;
+            let tunnel = Tunnel {
+                outer: self.encapsulation.outer.clone(),
+                flow: flow_of(frame.head),
+                id: self.encapsulation.take_ids(ids as u16),
+            };
             return self.sink.put_segments((frame, gso), tunnel, budget);
         }
         let headers = self.encapsulation.headers(frame.head, frame.sending.len);
@@ -217,12 +223,12 @@ impl<O: OwnQueue> PortLane<O> {
                 .saturating_sub(outer.len() as u32);
             let of_run = frames.classified[*done..][..run].iter();
             let of_run = of_run.zip(&frames.chains.chains[*done..]);
-            let segments = sink.segments_for_tunnels();
+            let segments_gso = sink.segments_for_tunnels();
             let fit = of_run.take_while(|(entry, chain)| match entry.sending.request.gso {
                 None => entry.fits(entry.sending.len, longest),
                 Some(gso) => {
                     let buffers = frames.chains.buffers(chain);
-                    segments && entry.segments_fit(gso, frames.vring, buffers, longest)
+                    segments_gso && entry.segments_fit(gso, frames.vring, buffers, longest)
                 }
             });
             fits = fit.count();

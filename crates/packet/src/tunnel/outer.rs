@@ -17,14 +17,14 @@ use crate::{protocol, put16};
 pub const OUTER_MAX: usize = IP + ipv6::BYTES + udp::BYTES + VXLAN_LEN;
 /// The same over IPv4.
 const OUTER_V4: usize = IP + ipv4::BYTES + udp::BYTES + VXLAN_LEN;
-/// What the headers of a decapsulated frame may have been long.
+/// The lengths that the headers of a decapsulated frame can have had.
 pub const OUTER_LENS: [u64; 4] = [
     (OUTER_V4 - TAG_BYTES) as u64,
     OUTER_V4 as u64,
     (OUTER_MAX - TAG_BYTES) as u64,
     OUTER_MAX as u64,
 ];
-/// Where the IP header begins, in the template. Headers without a tag begin behind the place of one.
+/// Where the IP header begins in the template. Headers without a tag begin at `TAG_BYTES`, so that it stays there.
 const IP: usize = HEADER_BYTES + TAG_BYTES;
 /// The first of the UDP source ports, of which there are a power of two (RFC 7348, section 5: dynamic ports).
 const FIRST_SOURCE_PORT: u16 = 49_152;
@@ -38,7 +38,7 @@ const ECT_0: u8 = 2;
 #[derive(Debug, Clone)]
 pub struct Outer {
     template: [u8; OUTER_MAX],
-    /// Where they begin.
+    /// Where they begin: 0 with a tag, else `TAG_BYTES`.
     start: usize,
     /// Sum of the IPv4 header in the template; `None`: it is IPv6.
     sum: Option<Sum>,
@@ -132,13 +132,13 @@ impl Outer {
     pub fn headers(&self, inner: &[u8], len: u16, flow: u16, id: u16) -> Headers {
         let mut made = Headers {
             bytes: self.template,
-            // As it is; so the compiler knows that it is within.
+            // The mask changes nothing, but the compiler then knows that it is in range.
             start: self.start & TAG_BYTES,
             end: self.end(),
         };
         let headers = &mut made.bytes;
         let ecn = ecn(inner);
-        // Checked by the caller.
+        // Does not wrap: the caller has checked the length.
         let udp_len = len.wrapping_add((udp::BYTES + VXLAN_LEN) as u16);
         match self.sum {
             Some(sum) => {
