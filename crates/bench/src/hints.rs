@@ -1,6 +1,6 @@
 //! `rxdrop --hints`: which hints are before frames, how long ago the NIC received the frames, and the cost of reading.
 //!
-//! They are read as ports read them ([`xsk::metadata`]), by the layout ID of each frame, and cycles are counted.
+//! They are read as ports read them ([`xsk::metadata`]): each frame's layout is looked up by its ID. Cycles are counted.
 //!
 //! The NIC's clock may show any time. So the first timestamp is compared with the kernel's clocks. One that shows up to
 //! a second more is assumed to be synchronized with the NIC's (by phc2sys), and latencies are measured with it. Without

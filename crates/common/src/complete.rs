@@ -62,7 +62,7 @@ pub fn complete(command: Command, words: &[String], names: &'static dyn Names) -
     shown.map(|(word, about)| format!("{word}\t{about}\n")).collect()
 }
 
-/// Those at the end of the last word. Names with spaces are left out: shells would have to quote them.
+/// The candidates at the end of the last word. Names with spaces are left out: shells would have to quote them.
 fn candidates(command: &mut Command, words: &[String]) -> Vec<Candidate> {
     let line = std::iter::once(OsString::from("program")).chain(words.iter().map(OsString::from));
     let directory = env::current_dir().ok();
@@ -77,7 +77,7 @@ fn candidates(command: &mut Command, words: &[String]) -> Vec<Candidate> {
     found.into_iter().flatten().filter_map(candidate).collect()
 }
 
-/// The command with what its options and words take, as far as that is known.
+/// The command, with the values that its options and words take where they are known.
 fn with_names(command: Command, names: &'static dyn Names) -> Command {
     let command = command.mut_args(|arg| with_values(arg, names));
     command.mut_subcommands(|inner| with_names(inner, names))
@@ -86,14 +86,14 @@ fn with_names(command: Command, names: &'static dyn Names) -> Command {
 fn with_values(arg: Arg, names: &'static dyn Names) -> Arg {
     let kind = arg.get_value_names().and_then(<[_]>::first);
     let kind = kind.map_or_else(String::new, ToString::to_string);
-    let those = |of: fn(&dyn Names) -> Vec<String>| {
-        let candidates = move || of(names).into_iter().map(CompletionCandidate::new).collect();
+    let any_of = |list: fn(&dyn Names) -> Vec<String>| {
+        let candidates = move || list(names).into_iter().map(CompletionCandidate::new).collect();
         ArgValueCandidates::new(candidates)
     };
     match (kind.as_str(), arg.get_long()) {
-        ("IFNAME", _) => arg.add(those(|names| names.interfaces())),
-        ("PORT" | "NAME", None) => arg.add(those(|names| names.ports())),
-        ("NETWORK", None) | (_, Some("network")) => arg.add(those(|names| names.networks())),
+        ("IFNAME", _) => arg.add(any_of(|names| names.interfaces())),
+        ("PORT" | "NAME", None) => arg.add(any_of(|names| names.ports())),
+        ("NETWORK", None) | (_, Some("network")) => arg.add(any_of(|names| names.networks())),
         ("PATH" | "FILE" | "SOCKET", _) => arg.value_hint(ValueHint::AnyPath),
         (kind, _) => match names.keys(arg.get_id().as_str()) {
             Some(table) => {
@@ -107,7 +107,7 @@ fn with_values(arg: Arg, names: &'static dyn Names) -> Arg {
     }
 }
 
-/// Keys of a table, and their values: completed as options of a command. `is_list`: there may be others before.
+/// Completes a key of a table, or its value, as an option of a command. `is_list`: `current` may begin with other keys.
 fn keys(table: &Command, current: &str, is_list: bool) -> Vec<CompletionCandidate> {
     let at = current
         .rfind(',')

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use crate::outbox::Outbox;
 
-/// A slot in one of its uses.
+/// A slot and its generation, which is another one for each use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) slot: u32,
@@ -21,7 +21,7 @@ pub struct ListenerId(pub(crate) Place);
 
 /// Connections or listeners by slot.
 pub(crate) struct Slots<T> {
-    /// Each with the number of its uses before.
+    /// Each with its generation: how often it was freed.
     slots: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
 }
@@ -41,16 +41,16 @@ impl<T> Slots<T> {
         if slot as usize == self.slots.len() {
             self.slots.push((0, None));
         }
-        let (generation, place) = &mut self.slots[slot as usize];
-        *place = Some(value);
+        let (generation, content) = &mut self.slots[slot as usize];
+        *content = Some(value);
         let generation = *generation;
         Place { slot, generation }
     }
 
     /// Frees the slot. Only when no request of it is under way.
     pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
-        let (generation, place) = self.slots.get_mut(slot as usize)?;
-        let value = place.take()?;
+        let (generation, content) = self.slots.get_mut(slot as usize)?;
+        let value = content.take()?;
         *generation = generation.wrapping_add(1);
         self.free.push(slot);
         Some(value)
@@ -66,6 +66,7 @@ impl<T> Slots<T> {
         value.as_mut().filter(|_| *generation == place.generation)
     }
 
+    /// What is in a slot now.
     pub(crate) fn at(&mut self, slot: u32) -> Option<(Place, &mut T)> {
         let (generation, value) = self.slots.get_mut(slot as usize)?;
         let generation = *generation;

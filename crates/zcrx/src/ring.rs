@@ -30,7 +30,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// In the order of their numbers.
+    /// In the order of declaration, as [`Tag::from_word`] expects.
     const ALL: [Self; 7] = [
         Self::Receive,
         Self::Send,
@@ -50,6 +50,7 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
+    /// The kind, from 1 on, in the upper half, and the slot in the lower one.
     pub(crate) fn to_word(self) -> u64 {
         (1 + self.kind as u64) << 32 | u64::from(self.slot)
     }

@@ -131,7 +131,7 @@ const REQUIRED: [(&str, &str); 2] = [
     ("action", "allow or deny"),
 ];
 
-/// Of the keys of a rule: a port may have thousands of rules.
+/// The schema of a rule's keys, made once: a port may have thousands of rules.
 static SCHEMA: LazyLock<Map<String, Value>> = LazyLock::new(schema::<Rule>);
 
 impl<'de> Deserialize<'de> for Rule {

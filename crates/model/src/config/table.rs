@@ -129,8 +129,8 @@ macro_rules! table {
             fn read(mut keys: serde_json::Map<String, serde_json::Value>)
                 -> Result<Self, $crate::config::table::Mistake> {
                 keys.retain(|_, value| !value.is_null());
-                let read = Self { $($section: $crate::config::table::section(&mut keys)?),* };
-                $crate::config::table::end::<Self>(&keys)?;
+                let read = Self { $($section: $crate::config::table::take_section(&mut keys)?),* };
+                $crate::config::table::reject_unknown::<Self>(&keys)?;
                 Ok(read)
             }
 
@@ -149,7 +149,7 @@ macro_rules! table {
 pub(crate) use table;
 
 /// Removes and reads the keys of a section.
-pub(crate) fn section<T: DeserializeOwned>(keys: &mut Map<String, Value>) -> Result<T, Mistake> {
+pub(crate) fn take_section<T: DeserializeOwned>(keys: &mut Map<String, Value>) -> Result<T, Mistake> {
     let its = fields::<T>().iter().filter_map(|key| keys.remove_entry(*key));
     let its: Map<String, Value> = its.collect();
     serde_path_to_error::deserialize(Value::Object(its.clone())).map_err(|error| {
@@ -158,8 +158,8 @@ pub(crate) fn section<T: DeserializeOwned>(keys: &mut Map<String, Value>) -> Res
     })
 }
 
-/// Fails if a key is left: it is unknown.
-pub(crate) fn end<T: Table>(keys: &Map<String, Value>) -> Result<(), Mistake> {
+/// Fails if a key is left after all sections were taken: it is unknown.
+pub(crate) fn reject_unknown<T: Table>(keys: &Map<String, Value>) -> Result<(), Mistake> {
     let Some(key) = keys.keys().min() else {
         return Ok(());
     };
@@ -352,7 +352,8 @@ pub(crate) fn keys_of_words<'a>(
     Ok(keys)
 }
 
-/// A word as a value of the kind that its key has; if it is none, as text, which is reported when the key is read.
+/// A word as JSON of the type that the schema has for its key. A word that is not of that type stays text, and is
+/// reported when the key is read.
 fn typed(word: &str, property: Option<&Value>) -> Value {
     let kind = property.map_or(&Value::Null, |property| &property["type"]);
     let is = |name: &str| kind == name || *kind == json!([name, "null"]);

@@ -209,7 +209,7 @@ pub struct Layouts {
 }
 
 impl Layouts {
-    /// Layouts, the latest first; only the first [`MAX_LAYOUTS`] are kept.
+    /// Layouts, the latest first; only the first [`MAX_LAYOUTS`] are kept. Of two with the same id the first is used.
     #[must_use]
     pub fn new(latest_first: &[Layout]) -> Self {
         let mut layouts = Self::default();
