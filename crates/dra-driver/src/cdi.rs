@@ -80,7 +80,7 @@ impl Files {
         write_whole(&self.path(&claim.uid), text.to_string().as_bytes(), NO_SYNC)
     }
 
-    /// Names of a claim that has files.
+    /// The names of a claim, as its metadata has them; `None`: it has none, or they cannot be read.
     pub(crate) fn claim(&self, uid: &str) -> Option<ClaimName> {
         let file = fs::read_dir(self.metadata.join(uid)).ok()?.next()?.ok()?;
         let text = fs::read(file.path()).ok()?;

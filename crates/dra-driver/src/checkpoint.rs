@@ -40,7 +40,8 @@ pub(crate) struct ClaimName {
 }
 
 impl ClaimName {
-    /// The name of its directory in containers: a pod may have a claim of a template and another claim of one name.
+    /// The name of its directory in containers. `.claim` keeps it apart from a claim of a template: the pod's name for
+    /// that may be the name of this claim.
     pub(crate) fn in_containers(&self) -> String {
         match &self.in_pod {
             Some(name) => name.clone(),
@@ -131,7 +132,9 @@ impl Store {
                 Ok(checkpoint) => drop(known.insert(uid.to_owned(), checkpoint)),
                 Err(error) => {
                     let path = path.display();
-                    tracing::error!("{path}: {error}: its claim keeps its ports until its end");
+                    tracing::error!(
+                        "{path}: {error}: its claim keeps its ports until it is released or deleted"
+                    );
                     unreadable.insert(uid.to_owned());
                 }
             }
@@ -152,7 +155,7 @@ impl Store {
         let uid = &checkpoint.claim.uid;
         let path = self.path(uid);
         write_whole(&path, &serde_json::to_vec(&checkpoint)?, File::sync_all)?;
-        // After a power failure the name may be lost: kubelet prepares claims again then.
+        // A power failure may lose the new name in the directory: kubelet prepares claims again after a boot.
         self.unreadable.remove(uid);
         self.known.insert(uid.clone(), checkpoint);
         Ok(())

@@ -24,8 +24,8 @@ const GRACE: Duration = Duration::from_secs(30);
 const COLLECT: Duration = Duration::from_secs(60);
 /// Failures that are remembered, to report each once.
 const MOST_FAILURES: usize = 4096;
-/// When a failure is reported again: API servers forget events after an hour.
-const AGAIN: Duration = Duration::from_secs(30 * 60);
+/// After this time the same failure is reported again: API servers forget events after an hour.
+const REPORT_AGAIN: Duration = Duration::from_secs(30 * 60);
 
 /// Why a claim is not prepared or not released.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ impl Driver {
         };
         let (checkpoint, devices) = prepared.inspect_err(|error| {
             let why = error.to_string();
-            if self.is_news(uid, &why) {
+            if self.must_report(uid, &why) {
                 tracing::error!(claim, uid, "not prepared: {why}");
                 if let Some(object) = object {
                     let driver = Arc::clone(self);
@@ -124,7 +124,7 @@ impl Driver {
                 self.failures().remove(uid);
                 tracing::info!(claim = name, uid, ms = started.elapsed().as_millis(), "released");
             }
-            Err(error) if self.is_news(uid, &error.to_string()) => {
+            Err(error) if self.must_report(uid, &error.to_string()) => {
                 tracing::error!(claim = name, uid, "not released: {error}");
             }
             Err(_) => {}
@@ -132,12 +132,12 @@ impl Driver {
         released
     }
 
-    /// Whether a failure is another one than the last of this claim, or that was reported long ago: kubelet tries again
-    /// every few seconds.
-    fn is_news(&self, uid: &str, why: &str) -> bool {
+    /// Records a failure of a claim, and returns whether to report it: not if it is the last one again, as kubelet tries
+    /// every few seconds, until [`REPORT_AGAIN`] has passed.
+    fn must_report(&self, uid: &str, why: &str) -> bool {
         let mut failures = self.failures();
         let known = failures.get(uid);
-        if known.is_some_and(|(before, at)| before == why && at.elapsed() < AGAIN) {
+        if known.is_some_and(|(before, at)| before == why && at.elapsed() < REPORT_AGAIN) {
             return false;
         }
         if failures.len() >= MOST_FAILURES {

@@ -5,7 +5,7 @@
 //! already, so a claim is prepared and released as often as kubelet asks, and after a crash at any point. The daemon's
 //! state file keeps ports over its restarts; where it has none, or lost it, [`Ports::restore`] adds them again.
 //!
-//! All of it blocks, and happens for one claim at a time, for seconds at most ([`TURN`]): the daemon changes one port at a
+//! All of it blocks, and happens for one claim at a time, each for a [`TURN`] at most: the daemon changes one port at a
 //! time, too.
 
 use std::collections::HashSet;
@@ -26,8 +26,8 @@ use crate::names;
 /// After a port could not be restored, how long until the next attempt.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How long ports of a claim are added or removed, and ports of all claims restored, while other claims wait; the rest
-/// follows at kubelet's next call, or at the next look at the daemon.
+/// How long other claims wait while ports of a claim are added or removed, or those of all claims restored. What is left
+/// follows at kubelet's next call, or when the daemon's networks are read next.
 const TURN: Duration = Duration::from_secs(5);
 
 /// A claim as the cluster has allocated it, with keys for each device.
@@ -137,7 +137,7 @@ impl Ports {
         Ok(())
     }
 
-    /// All claims that have a checkpoint. If it cannot be read, the metadata has the claim's names.
+    /// All claims that have a checkpoint; if that cannot be read, with the names in the claim's metadata.
     pub(crate) fn claims(&self) -> Vec<ClaimName> {
         let read = self.store.all().map(|checkpoint| checkpoint.claim.clone());
         let unreadable = self.store.unreadable().filter_map(|uid| self.files.claim(uid));
@@ -318,10 +318,10 @@ impl Ports {
     }
 }
 
-/// Does something for all ports of a claim.
+/// Calls `what` for each port of a claim.
 ///
 /// # Errors
-/// The first one, or they take longer than a [`TURN`].
+/// The first error of `what`; [`PortsError::Slow`] after a [`TURN`].
 fn in_turn<T>(ports: &[T], mut what: impl FnMut(&T) -> Result<(), PortsError>) -> Result<(), PortsError> {
     let end = Instant::now() + TURN;
     for (done, port) in ports.iter().enumerate() {

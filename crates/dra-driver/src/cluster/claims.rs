@@ -162,7 +162,7 @@ impl Cluster {
         self.report_event(&name, why).await;
     }
 
-    /// The status of a device of a claim, with its condition: status and reason, and why.
+    /// The status of a device of a claim, with its condition `Ready`: status, reason and message.
     fn device_status(&self, device: &Allocated, (ready, reason): (&str, &str), why: &str) -> Value {
         let mut status = json!({
             "driver": self.driver, "pool": device.pool, "device": device.device,

@@ -22,10 +22,10 @@ const DEADLINE: Duration = Duration::from_secs(40);
 /// Answers kubelet.
 pub(crate) struct Service(pub(crate) Arc<Driver>);
 
-/// The result of a call and no error, or nothing and why.
-async fn until<T: Default>(
-    deadline: Instant,
+/// Awaits a call, until the deadline at most. Returns its result and an empty text, or the default and the error.
+async fn result_of<T: Default>(
     call: impl Future<Output = Result<T, DriverError>>,
+    deadline: Instant,
 ) -> (T, String) {
     let done = timeout_at(deadline, call).await;
     match done.unwrap_or(Err(DriverError::Deadline(DEADLINE))) {
@@ -43,7 +43,7 @@ impl DraPlugin for Service {
         let deadline = Instant::now() + DEADLINE;
         let mut claims = HashMap::new();
         for Claim { namespace, name, uid } in request.into_inner().claims {
-            let (devices, error) = until(deadline, self.0.prepare(&namespace, &name, &uid)).await;
+            let (devices, error) = result_of(self.0.prepare(&namespace, &name, &uid), deadline).await;
             claims.insert(uid, NodePrepareResourceResponse { devices, error });
         }
         Ok(Response::new(NodePrepareResourcesResponse { claims }))
@@ -57,7 +57,7 @@ impl DraPlugin for Service {
         let mut claims = HashMap::new();
         for Claim { namespace, name, uid } in request.into_inner().claims {
             let name = format!("{namespace}/{name}");
-            let ((), error) = until(deadline, self.0.release(&name, &uid)).await;
+            let ((), error) = result_of(self.0.release(&name, &uid), deadline).await;
             claims.insert(uid, NodeUnprepareResourceResponse { error });
         }
         Ok(Response::new(NodeUnprepareResourcesResponse { claims }))
