@@ -148,7 +148,7 @@ struct steer_tunnel {
 	__u8 version;
 	/* 1: packets for the tunnel from hosts that the network takes none from are dropped, and not the kernel's */
 	__u8 drops_unknown;
-	/* 1 to 4094: its packets have a tag with this VLAN; 0: they have none, or one with a priority only */
+	/* 1 to 4094: its packets have a tag of this VLAN; 0: they have no tag, or one of VLAN 0, with a priority only */
 	__u16 vlan;
 	/* index of the vxlan device; the loader's own note, as above */
 	__u32 device;

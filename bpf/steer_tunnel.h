@@ -104,8 +104,9 @@ static __always_inline int has_vtep(__u32 network, __u64 version, __u64 first, _
 #define WORDS(header, at) ((__u64)FIELD32(header, at) << SHIFT(0, 4) | (__u64)FIELD32(header, (at) + 4) << SHIFT(4, 4))
 
 /*
- * Length of the headers around a frame of the tunnel of a network of this queue, which gets that network's number; 0: there
- * is none. The packet is of this VLAN, and has no tag. It has room for the headers over IPv4, and for that of a frame.
+ * Length of the headers around a frame of the tunnel of a network of this queue, and in `network` that network's number;
+ * 0: there is none. The packet was received in this VLAN (0: in none), and has no tag any more. The caller has checked that
+ * the outer headers over IPv4 and an inner Ethernet header are before `end`.
  */
 static __always_inline int outer_len(struct xdp_md *ctx, const __u8 *frame, const void *end, __u16 vlan, __u32 *network)
 {
@@ -145,9 +146,9 @@ static __always_inline int outer_len(struct xdp_md *ctx, const __u8 *frame, cons
 
 /*
  * Decapsulates a frame of the tunnel of a network of this queue, which gets that network's number; the length of the outer
- * headers, or 0: it is none, and stays as it is. `off`: the tag that the driver took off, type and content; 0: none.
+ * headers, or 0: it is none, and stays as it is. `tpid` and `tci`: the tag that the driver took off; 0: none.
  */
-static __always_inline int decapsulate(struct xdp_md *ctx, __be16 off, __u16 tci, __u32 *network)
+static __always_inline int decapsulate(struct xdp_md *ctx, __be16 tpid, __u16 tci, __u32 *network)
 {
 	const void *meta = (void *)(long)ctx->data_meta;
 	const void *end = (void *)(long)ctx->data_end;
@@ -160,9 +161,9 @@ static __always_inline int decapsulate(struct xdp_md *ctx, __be16 off, __u16 tci
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
 	if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end || (frame[0] & 1))
 		return 0;
-	if (!off && FIELD16(frame, 12) == NETWORK16(0x8100)) {
-		/* Behind the addresses, which are not looked at any more, the packet then is as one without a tag. */
-		off = NETWORK16(0x8100);
+	if (!tpid && FIELD16(frame, 12) == NETWORK16(0x8100)) {
+		/* Skips the tag's length. The addresses are wrong then, but they are not read any more. */
+		tpid = NETWORK16(0x8100);
 		tci = NETWORK16(FIELD16(frame, 14));
 		if (bpf_xdp_adjust_head(ctx, TAG_LEN))
 			return 0;
@@ -172,13 +173,13 @@ static __always_inline int decapsulate(struct xdp_md *ctx, __be16 off, __u16 tci
 		if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end)
 			goto put_back;
 	}
-	if (off && off != NETWORK16(0x8100))
+	if (tpid && tpid != NETWORK16(0x8100))
 		return 0;
 	len = outer_len(ctx, frame, end, tci & 0x0fff, network);
 	if (len && !bpf_xdp_adjust_head(ctx, len))
 		return tag + len;
 put_back:
-	/* There is room: it was there before. */
+	/* Cannot fail: the bytes were part of the frame before. */
 	if (tag)
 		bpf_xdp_adjust_head(ctx, -TAG_LEN);
 	return 0;

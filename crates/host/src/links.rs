@@ -1,9 +1,9 @@
 //! Network interfaces, by rtnetlink.
 //!
 //! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del`
-//! removes the steward's filters), for those of IP addresses (which interface has a vxlan device's local one), and for those
-//! of ethtool and IPsec: rtnetlink does not report `ethtool -L`. A notification is only a reason to ask again: the answer is
-//! the state now, even if notifications were lost.
+//! removes the steward's filters), for those of IP addresses (a vxlan device's local address may move to another
+//! interface), and for those of ethtool and IPsec: rtnetlink does not report `ethtool -L`. A notification is only a reason
+//! to ask again: the answer is the state now, even if notifications were lost.
 pub mod above;
 pub mod all;
 pub mod below;
@@ -431,7 +431,7 @@ impl Changes {
         let addresses = libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
         let groups = libc::RTMGRP_LINK | libc::RTMGRP_TC | addresses;
         bind(&route, &SocketAddrNetlink::new(0, groups.cast_unsigned()))?;
-        // What it tells is missed where it cannot be had; nothing else is.
+        // If the kernel provides none of these, only their notifications are missed.
         let ethtool = ethtool_changes().ok();
         let ipsec = ipsec_changes().ok();
         let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;

@@ -26,7 +26,7 @@ pub struct Tunnel {
     pub port: u16,
     /// The host's address; unspecified: no frame is of this tunnel.
     pub local: IpAddr,
-    /// The VLAN (802.1Q) that its packets have in their one tag; 0: no tag, or one with a priority only.
+    /// The VLAN (802.1Q) in the only tag of its packets; 0: they have no tag, or one with a priority only.
     pub vlan: u16,
     /// Packets for the tunnel from hosts that the network takes none from are dropped, and not left to the kernel.
     pub drops_unknown: bool,

@@ -202,7 +202,7 @@ impl Policy {
         self.check_vlan(rule, vlan)
     }
 
-    /// Checks whether a network under a rule may have frames of a VLAN of the interface.
+    /// Checks whether a rule allows frames of a VLAN of its interface.
     /// Errors: why not.
     pub(crate) fn check_vlan(&self, rule: usize, vlan: u16) -> Result<(), String> {
         let names = &self.rule(rule).names;
@@ -211,7 +211,7 @@ impl Policy {
         }
         let vlans = listed(&names.vlans);
         Err(format!(
-            "the policy does not allow VLAN {vlan}, it allows {vlans}"
+            "the policy does not allow VLAN {vlan}, it allows {vlans}: add it to `vlans` of the rule"
         ))
     }
 

@@ -29,7 +29,7 @@ pub(super) struct Seen {
     pub(super) master: Option<u32>,
     /// It receives the frames of this VLAN from the interface below, without the tag.
     pub(super) vlan: Option<u16>,
-    /// Frames that it sends may have a priority in their tag.
+    /// It may set a priority in the tag of frames that it sends (`egress-qos-map`).
     pub(super) sets_priority: bool,
     /// It is a bridge with VLAN filtering.
     pub(super) filters_vlans: bool,

@@ -181,7 +181,7 @@ impl Tables {
         }
     }
 
-    /// The VLAN devices (802.1Q) on an interface, by index, with VLAN and MAC address; without those that may set a priority.
+    /// VLAN and MAC address of the VLAN devices (802.1Q) on an interface, by index; without those that may set a priority.
     ///
     /// # Errors
     /// The kernel's.

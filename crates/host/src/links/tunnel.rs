@@ -62,8 +62,8 @@ impl Vxlan {
         asked.unwrap_or_else(|error| Err(format!("cannot be found: {error}")))
     }
 
-    /// Its tunnel, as packets come to an interface: in the VLAN of a VLAN device on that (802.1Q) which has the local address,
-    /// or without a tag.
+    /// Its tunnel, for packets that arrive at an interface: with a tag if a VLAN device (802.1Q) on that interface has the
+    /// local address.
     ///
     /// # Errors
     /// The kernel's, in words.

@@ -107,7 +107,7 @@ fn with_tunnel(networks: &mut BTreeMap<u32, Network>, number: u32) -> Result<&mu
     network.filter(|its| its.tunnel.is_some()).ok_or_else(no_tunnel)
 }
 
-fn refused<E: Error>(error: E) -> Refusal {
+fn by_kernel<E: Error>(error: E) -> Refusal {
     Reason::Kernel.because(with_sources(&error))
 }
 
@@ -286,7 +286,7 @@ impl Interface {
             self.networks.remove(&other);
             let program = self.program.as_ref();
             let ended = program.map_or(Ok(()), |program| program.end_tunnel(other));
-            ended.map_err(refused)?;
+            ended.map_err(by_kernel)?;
         }
         if !self.networks.contains_key(&number) {
             let put = self.put_network(number, queues, None);
@@ -294,7 +294,7 @@ impl Interface {
         }
         if let Some((network, program)) = self.networks.get_mut(&number).zip(self.program.as_ref()) {
             let set = program.set_tunnel(network.queues.clone(), number, tunnel);
-            set.map_err(refused)?;
+            set.map_err(by_kernel)?;
             if network.tunnel.is_none() {
                 network.stations.clear();
             }
@@ -304,6 +304,7 @@ impl Interface {
         self.accept_stations(number);
         let strips_tags = self.networks.get(&number).is_some_and(|its| its.strips_tags);
         if tunnel.vlan != 0 && strips_tags && !self.restores_tags(first) {
+            // Until then the program sees no tag in its packets, and leaves them to the kernel.
             return Reason::NoInterface.refuse(host::nic::tags::blind(&self.link.name));
         }
         Ok(())
@@ -314,7 +315,7 @@ impl Interface {
         let network = with_tunnel(&mut self.networks, number)?;
         if let Some(program) = &self.program {
             let dropped = program.drop_unknown(network.queues.clone(), number);
-            dropped.map_err(refused)?;
+            dropped.map_err(by_kernel)?;
         }
         network.tunnel = network.tunnel.map(Tunnel::dropping_unknown);
         Ok(())
@@ -330,7 +331,7 @@ impl Interface {
         }
         for &VtepChange { vtep, is_added } in changes {
             if let Some(program) = &self.program {
-                program.change_vtep(number, (vtep, is_added)).map_err(refused)?;
+                program.change_vtep(number, (vtep, is_added)).map_err(by_kernel)?;
             }
             match is_added {
                 true => network.vteps.insert(vtep),
@@ -363,7 +364,7 @@ impl Interface {
             Ok::<(), StationError>(())
         });
         self.accept_stations(first);
-        changed.map_err(refused)
+        changed.map_err(by_kernel)
     }
 
     /// Takes stations from the network of this number for which there is a reason, which is logged unless it is empty.

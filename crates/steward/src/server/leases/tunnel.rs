@@ -45,7 +45,7 @@ impl Server {
         Ok(Answer::Done.into())
     }
 
-    /// The tunnel of a device, if the user of a lease may have its frames by that.
+    /// The tunnel of a device, if the policy allows the user of a lease its frames, and the program can decapsulate them.
     fn check_tunnel(&self, lease: LeaseRef<'_>, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
         let unusable = |why| Reason::Nic.because(format!("the program cannot decapsulate its frames: {why}"));
         let device = device.map_err(unusable)?;
@@ -53,7 +53,7 @@ impl Server {
         self.policy.check_network_on(lease.peer, &device.name)?;
         let below = self.interfaces.get(&lease.held.interface).ok_or_else(no_lease)?;
         let tunnel = device.tunnel_on(below.link.index).map_err(unusable)?;
-        // Without a tag it may have them under any rule.
+        // Every rule allows packets without a tag.
         if tunnel.vlan != 0 {
             let refused = |why| Reason::NotAllowed.because(format!("{}: {why}", below.name()));
             self.policy
@@ -132,7 +132,7 @@ impl Server {
         for (number, at, network, tunnel) in changed.collect::<Vec<_>>() {
             let interface = self.interfaces.get_mut(&at);
             if let Some(Err(refusal)) = interface.map(|its| its.set_tunnel(network, tunnel)) {
-                tracing::warn!(network, "the tunnel of a network changed: {refusal}");
+                tracing::warn!(network, "its changed tunnel cannot be used: {refusal}");
             }
             self.have_asked_again(number);
         }
