@@ -1,4 +1,4 @@
-//! A guest for tests of lanes that sends frames, and gets some into buffers that it posts.
+//! A guest for tests of lanes: it sends frames, and receives some into buffers that it posts.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct Port {
     pub(crate) from_guest: QueueDriver,
     pub(crate) to_guest: QueueDriver,
     pub(crate) counters: Arc<PairCounters>,
-    /// Where its receive buffers are, by the number that the driver knows them by.
+    /// Addresses of its posted receive buffers, in the order in which they are used.
     pub(crate) buffers: Vec<GuestAddr>,
 }
 
@@ -57,7 +57,7 @@ impl Port {
         self.to_guest.publish();
     }
 
-    /// Whether the driver would kick us for it.
+    /// Sends a frame; returns whether the driver would kick.
     pub(crate) fn send(&mut self, frame: &[u8]) -> bool {
         self.send_with([0; HEADER as usize], frame)
     }
@@ -72,7 +72,7 @@ impl Port {
         self.from_guest.publish()
     }
 
-    /// Sends TCP in so many bytes of payload, to be cut into segments of `size`; the frame before that.
+    /// Sends a TCP packet with so many bytes of payload, to be segmented by `size`; returns the packet.
     pub(crate) fn send_gso(&mut self, to: Mac, from: Mac, payload: usize, size: u16) -> Vec<u8> {
         let (asked, packet) = gso_packet(to, from, payload, size);
         let mut header = [0; HEADER as usize];
@@ -81,7 +81,7 @@ impl Port {
         packet
     }
 
-    /// Frames that it has got; their buffers are posted again.
+    /// Frames that it has received; their buffers are posted again.
     pub(crate) fn take(&mut self) -> Vec<Vec<u8>> {
         let before = self.buffers.clone();
         let taken = self.got();
@@ -89,7 +89,7 @@ impl Port {
         taken
     }
 
-    /// Frames that it has got, in their order.
+    /// Frames that it has received, in order.
     pub(crate) fn got(&mut self) -> Vec<Vec<u8>> {
         let got = self.got_with_headers().into_iter();
         got.map(|mut bytes| bytes.split_off(HEADER as usize)).collect()

@@ -36,7 +36,7 @@ struct Overlay {
     vteps: [Arc<Vtep>; 2],
 }
 
-/// Of IPv6 in a VLAN.
+/// The VTEP of this number; over IPv6 it is in VLAN 5.
 fn vtep(number: u8, v6: bool) -> Arc<Vtep> {
     let [local, remote]: [IpAddr; 2] = match v6 {
         false => [[10, 9, 0, 1].into(), [10, 9, 0, number].into()],
@@ -439,7 +439,7 @@ fn gso_packet_and_frames_behind_it_leave_by_the_uplink_until_there_are_none_for_
     assert_eq!(overlay.inside(0), [later]);
 }
 
-/// What left by the underlay, each frame in one piece.
+/// Frames that left by the underlay, the pieces of each joined.
 fn joined(wire: &mut XdpWire) -> Vec<Vec<u8>> {
     let (mut frames, mut goes_on) = (Vec::<Vec<u8>>::new(), false);
     wire.send_pieces(|bytes, more| {
@@ -452,7 +452,7 @@ fn joined(wire: &mut XdpWire) -> Vec<Vec<u8>> {
     frames
 }
 
-/// The segments of such a packet, with complete checksums.
+/// The segments of a TCP packet over IPv4, with complete checksums.
 fn segments(packet: &[u8], size: u16) -> Vec<Vec<u8>> {
     let gso = Gso {
         kind: GsoKind::Tcp4,
