@@ -6,7 +6,7 @@ sample: `judge_cycles` of the median frame by the time stamp counter, `mpps`, `h
 example `flows`', by a packet socket: what AF_XDP sends the kernel gives no hash. Those come one by one; so the receiver sleeps after each batch and
 finds many, as a worker does that has much to do.
 
-hints/reading: reading alone: the layout is looked up for each frame, by its id.
+hints/reading: the cost of reading alone, with the layout of each frame looked up by its ID.
 
 hints/ovs: *ovs* is a bridge over DPDK with the NIC as its only port, which sends each frame back to where it came from; *ovs-emc* takes each flow into its cache of
 exact flows at once (emc-insert-inv-prob 1). *l2fwd* does the same with the socket alone and 10 rules before it. The frames are ours, of so many flows, sent as fast as it goes, and counted where they come back to.

@@ -216,7 +216,7 @@ def _tunnel(name, link, *setups, igb=""):
         _bridge("vhost-net/bridge"),
         _network("ours/network/tap", mode="tap"),
         _network("ours/network/underlay", underlay="ua"),
-        # GSO packets are the kernel's, and the NIC is slower: a worker would poll in vain.
+        # Without `gso`: there the kernel or the NIC is slower than the worker, which would poll in vain.
         _network("ours/network/underlay/polling", POLLING, underlay="ua", ways=(*OUT_AND_IN, "stream")),
     )
     make, unmake = link

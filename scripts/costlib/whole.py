@@ -64,7 +64,7 @@ class Case:
         # While igb delays an interrupt, what polls would poll in vain, which would be counted.
         if self.wire.igb:
             before += f"ethtool -C {self.wire.igb} rx-usecs {0 if self.setup.polls and self.way in TO_GUEST else 3}; "
-        # Over VXLAN it is slower than whoever sends.
+        # Over VXLAN each round of `gso` waits for igb, which is slower than the senders.
         carrier = self.wire.igb if self.way == "gso" and self.wire.igb != "va" else ""
         before += f"export COST_TICKS={self.setup.ticks} COST_UNDERLAY={self.setup.underlay} COST_MTU={self.wire.mtu} "
         before += f"COST_CARRIER={carrier}; "

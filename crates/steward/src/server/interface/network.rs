@@ -304,7 +304,7 @@ impl Interface {
         self.accept_stations(number);
         let strips_tags = self.networks.get(&number).is_some_and(|its| its.strips_tags);
         if tunnel.vlan != 0 && strips_tags && !self.restores_tags(first) {
-            // Until then the program sees no tag in its packets, and leaves them to the kernel.
+            // The program does not see the tag of its packets, and leaves them to the kernel.
             return Reason::NoInterface.refuse(host::nic::tags::blind(&self.link.name));
         }
         Ok(())
