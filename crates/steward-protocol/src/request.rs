@@ -295,7 +295,7 @@ messages! {
         24 => Advertise { changes: ADDRESSES };
         28 => DropUnknown { share: SHARE };
         29 => TunnelStations { share: SHARE, changes: Changes };
-        // 25 and 27 were 32 and 31 without `share`, 30 was 32 for packets without a tag.
+        // In earlier versions 25 and 30 were `Tunnel`, without `share` and without VLANs, and 27 `Vteps` without `share`.
         31 => Vteps { share: SHARE, changes: VTEPS };
         32 => Tunnel { share: SHARE, device: Name };
     } else Self::read_other, Self::write_other

@@ -110,7 +110,7 @@ async fn answer(mut stream: UnixStream, info: &PluginInfo) -> io::Result<()> {
         return Err(io::Error::new(ErrorKind::InvalidData, "this is not HTTP/2"));
     }
     stream.write_all(&Frame::write(SETTINGS, 0, 0, &[])).await?;
-    // One call follows the other.
+    // Of one call: kubelet begins the next one after the answer.
     let mut message = Vec::new();
     loop {
         let frame = tokio::time::timeout(IDLE, Frame::read(&mut stream)).await??;

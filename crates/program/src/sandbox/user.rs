@@ -150,7 +150,7 @@ fn number(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
 
 /// The groups of a user, including `gid`.
 fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
-    // If there are more than a process can have: no group is safer than some of them.
+    // An error if there are more than a process can have: then none, which is safer than some of them.
     let groups = nix::unistd::getgrouplist(name, nix::unistd::Gid::from_raw(gid)).unwrap_or_default();
     groups.into_iter().map(nix::unistd::Gid::as_raw).collect()
 }

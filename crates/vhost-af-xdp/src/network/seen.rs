@@ -36,7 +36,7 @@ pub(crate) struct ShownLanes {
     pub(crate) lanes: Vec<ShownLane>,
 }
 
-/// A lane. Its counters outlive it: the next lane of the queue continues them.
+/// A lane. Its counters outlive it: the queue's next lane continues them.
 #[derive(Clone)]
 pub(crate) struct ShownLane {
     /// A tap has no queue number.
