@@ -117,7 +117,7 @@ pub fn assert_sane(got: &Received, offloads: u64) {
     }
 }
 
-/// A frame and its header, nearly right or of any kind.
+/// A frame and its virtio-net header: nearly right, or random.
 pub fn any_request(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
     match noise.index(2) {
         0 => nearly_right(noise),

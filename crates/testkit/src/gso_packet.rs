@@ -58,7 +58,7 @@ pub struct GsoPacket {
 }
 
 impl GsoPacket {
-    /// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
+    /// The packet from one address to another, with a tag or none, and its request for segments of `size` bytes of payload.
     #[must_use]
     pub fn between(&self, to: [u8; 6], from: [u8; 6], tag: &[u8], size: u16) -> (Vec<u8>, [u8; 10]) {
         let mut request = self.request(size);
@@ -266,7 +266,7 @@ pub fn header(request: [u8; 10]) -> [u8; HEADER] {
     header
 }
 
-/// The next frame from that address that a port gets which reads headers, too; and the first ten bytes of its header.
+/// The next frame from an address that a port with virtio-net headers receives, and the first ten bytes of its header.
 ///
 /// # Panics
 /// If none comes.

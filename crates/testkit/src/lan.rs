@@ -8,7 +8,7 @@ use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, Veth
 
 /// A station of the LAN, behind the uplink.
 pub const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
-/// Of the uplink, hence the host's, after [`with_host`].
+/// Address of the uplink, and so of the host, after [`with_host`].
 pub const HOST: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
 /// The same as text.
 pub const HOST_TEXT: &str = "02:00:00:00:02:00";
@@ -97,7 +97,7 @@ pub fn file(uplink: Option<&str>, ports: &[&str]) -> String {
     text
 }
 
-/// Frames that tests send, and no others, that come by an interface.
+/// Receives from an interface, but only frames that tests send.
 pub struct Ear(pub PacketPort);
 
 impl Ear {
@@ -232,7 +232,7 @@ pub fn assert_reaches(guest: &mut Driver, number: usize, wire: &PacketPort) {
     let _ = pair.receive_before(&last);
 }
 
-/// A guest of that number with receive buffers, which is served, whatever other ports there are.
+/// Connects the guest of that number, which gets receive buffers, and waits until its lane runs.
 ///
 /// # Panics
 /// If it is not.
@@ -248,8 +248,7 @@ pub fn guest(daemon: &Daemon, number: usize) -> Driver {
     driver
 }
 
-/// Frames from one guest to another of these numbers, each waited for, as long as something lasts; how many. None is
-/// lost.
+/// Sends frames from one guest to another, of these numbers, while `during` runs, and receives each. Returns how many.
 ///
 /// # Panics
 /// If one is.

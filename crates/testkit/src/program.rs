@@ -82,7 +82,7 @@ pub fn bench() -> &'static Path {
     PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", "bench"))
 }
 
-/// The JSON behind the lines that it says on stderr.
+/// The JSON object that a program printed on a line of its own.
 ///
 /// # Panics
 /// If there is none.

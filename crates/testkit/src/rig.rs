@@ -30,7 +30,7 @@ impl Rig {
         Self::with(VethPair::new(), &serve, &DriverConfig::default())
     }
 
-    /// Its parts.
+    /// Its fields.
     #[must_use]
     pub fn into_parts(self) -> (Driver, Daemon, PacketPort, VethPair) {
         (self.driver, self.daemon, self.wire, self.veth)

@@ -31,11 +31,11 @@ pub fn leaves_out(chosen: bool) -> bool {
     is_left_out
 }
 
-/// Leaves every second case of a matrix to soaks, and ends the test there: those for which the places of these values
-/// among the values of their parameters add up to an odd number. Any two values of two parameters still meet if a third
+/// Ends a test whose case is left to soaks: every second case of a matrix, those for which the places of these values among
+/// the values of their parameters add up to an odd number. Any two values of two parameters still meet if a third
 /// parameter has both even and odd places.
 #[macro_export]
-macro_rules! half {
+macro_rules! skip_half {
     ($($value:expr),+) => {
         if $crate::soak::leaves_out([$($crate::soak::Place::place($value)),+].iter().sum::<usize>().is_multiple_of(2)) {
             return;
@@ -61,7 +61,7 @@ impl Place for bool {
     }
 }
 
-/// Features: none, or some.
+/// Features: place 0 for none, 1 for any.
 impl Place for u64 {
     fn place(self) -> usize {
         (self != 0).into()

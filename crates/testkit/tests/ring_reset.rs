@@ -7,7 +7,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET};
 use testkit::{Bystander, Driver, DriverConfig, Layout, PacketPort, Rig, Serve, VethPair};
-use testkit::{frame, half, require, soak, wait};
+use testkit::{frame, require, skip_half, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 use vhost::{VhostBackend, VringConfigData};
@@ -92,7 +92,7 @@ fn queue_that_is_reset_is_left_alone_and_the_other_one_goes_on(
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(TO_GUEST, FROM_GUEST)] index: usize,
 ) {
-    half!(placement, ring, index);
+    skip_half!(placement, ring, index);
     require!(Root);
     let mut rig = rig(placement, ring);
     let fallbacks = |rig: &Rig| rig.daemon.port(0)["lanes"][0]["fallbacks"].to_string();
@@ -199,7 +199,7 @@ fn queue_comes_back_with_more_or_fewer_entries(
     #[values(0, F_RING_PACKED)] ring: u64,
     #[values(false, true)] inflight: bool,
 ) {
-    half!(placement, ring, inflight);
+    skip_half!(placement, ring, inflight);
     require!(Root);
     let mut config = config(ring);
     config.protocol.set(Protocol::INFLIGHT_SHMFD, inflight);

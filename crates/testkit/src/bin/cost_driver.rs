@@ -14,7 +14,7 @@
 //! time for which the CPU was idle, and how many frames the interface `va` has sent for each that the guests sent. With
 //! COST_UNDERLAY, what this interface has sent; and how many frames passed `va`, where the kernel encapsulates. It counts
 //! until the CPU was busy for COST_TICKS ticks of 10 ms, 40 unless that is set. COST_MTU: what GSO packets are for.
-//! COST_CARRIER: the NIC that has to have sent a round of `gso`. Others may be faster than it, and their packets dropped.
+//! COST_CARRIER: a NIC; each round of `gso` waits until it has sent all bytes, as a faster device above it would drop some.
 //!
 //! Theory of operation. A round shows the device a batch of each guest, and waits until it is done with all of them:
 //! from the guest, until the buffers are back; to a guest, until the frames are there, [`MOST_UNDER_WAY`] at once. It
@@ -68,8 +68,8 @@ const SOCKET_BYTES: usize = 4 << 20;
 const START: Duration = Duration::from_millis(100);
 /// Until a NIC is up again that got an XDP program.
 const START_NIC: Duration = Duration::from_secs(5);
-/// How often it is looked whether the carrier has sent a round.
-const CARRIER_LOOKS: Duration = Duration::from_micros(200);
+/// Pause between two looks whether the carrier has sent a round.
+const CARRIER_PAUSE: Duration = Duration::from_micros(200);
 /// What is not counted: so many rounds, or frames if those are fewer. The daemon looks at idle guests for 256 rounds.
 const WARM_UP_ROUNDS: usize = 600;
 const WARM_UP_FRAMES: usize = 50_000;
@@ -564,7 +564,7 @@ fn main() {
                 guests.iter_mut().for_each(|guest| guest.send.wait(batch));
                 bytes = bytes.saturating_add((frames * size) as u64);
                 while carried() < bytes {
-                    std::thread::sleep(CARRIER_LOOKS);
+                    std::thread::sleep(CARRIER_PAUSE);
                 }
             });
         }

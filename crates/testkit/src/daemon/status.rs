@@ -59,13 +59,13 @@ impl Daemon {
         );
     }
 
-    /// What `status` tells of the only network.
+    /// The only network in `status`.
     #[must_use]
     pub fn network(&self) -> Value {
         self.status()["networks"][0].clone()
     }
 
-    /// Waits until `condition` holds for what `status` tells of the only network.
+    /// Waits until `condition` holds for the only network in `status`.
     ///
     /// # Panics
     /// If it never does.

@@ -10,7 +10,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, bind, socket_wit
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{F_GUEST_ALL, F_GUEST_CSUM, HEADER};
 use testkit::pair::Received;
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, half, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, skip_half, wait};
 
 use super::{BUFFER, BUFFERS, NEEDS_CSUM, completed, rig};
 
@@ -54,7 +54,7 @@ fn datagrams_of_a_local_stack_are_marked_or_completed(
     ),
 ) {
     let odd = usize::from(features != 0);
-    half!(placement, mode, odd);
+    skip_half!(placement, mode, odd);
     require!(Root);
     let serve = Serve::interface(VethPair::NIC)
         .placement(placement)
@@ -97,7 +97,7 @@ fn stream_of_a_local_stack_arrives_whole(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(0, F_GUEST_CSUM, F_GUEST_ALL)] features: u64,
 ) {
-    half!(placement, mode, features == F_GUEST_CSUM);
+    skip_half!(placement, mode, features == F_GUEST_CSUM);
     require!(Root);
     let mut rig = rig(placement, mode, features);
     make_stack(&rig);

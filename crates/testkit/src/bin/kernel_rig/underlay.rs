@@ -1,12 +1,12 @@
-//! An underlay whose packets are in a VLAN: the kernel's vxlan device has its address on a VLAN device of the NIC, and at the
-//! far end everything is the kernel's.
+//! An underlay in a VLAN: the vxlan device's local address is on a VLAN device of the NIC. The far end is a kernel without a
+//! daemon.
 
 use testkit::overlay::{VXLAN, text};
 use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, kernel, lan, wait};
 
 use crate::kit::Seen;
 
-/// A guest of the far end's, at its vxlan device.
+/// The number of the far end's station, which is at its vxlan device.
 const STACK: usize = 9;
 
 /// Frames pass both ways, all by AF_XDP; panics if they do not.
@@ -14,18 +14,18 @@ pub(crate) fn run() -> Seen {
     let seen = [false, true].map(|is_ipv6| exchange(is_ipv6, "off"));
     let [_, seen] = seen;
     match kernel::version() >= (6, 8) {
-        // The program is told of tags that are beside frames.
+        // The program can read tags that are beside frames.
         true => exchange(false, "on"),
         false => seen,
     }
 }
 
-/// What packets of 1500 bytes leave for the network above.
+/// MTU of the vxlan device, if its packets have 1500 bytes.
 fn mtu(is_ipv6: bool) -> usize {
     if is_ipv6 { 1430 } else { 1450 }
 }
 
-/// Lays a host with a VLAN device on an interface, and a vxlan device that sends frames to a guest to another host.
+/// Creates a VLAN device on `below`, with the address of `host`, and a vxlan device that sends `guest`'s frames to `other`.
 fn lay((netns, below): (&NetNs, &str), is_ipv6: bool, [host, other]: [usize; 2], guest: usize) {
     let ip = |line: String| netns.ip(&line.split(' ').collect::<Vec<_>>());
     let address = |host: usize| match is_ipv6 {
@@ -56,7 +56,7 @@ fn lay((netns, below): (&NetNs, &str), is_ipv6: bool, [host, other]: [usize; 2],
     netns.run("bridge", &["fdb", "add", &guest, "dev", VXLAN, "dst", &far]);
 }
 
-/// `offload`: whether tags are beside frames, as NICs offload them.
+/// Exchanges frames of three lengths. `offload`: `on` if tags are beside frames, as with a NIC that offloads them.
 fn exchange(is_ipv6: bool, offload: &str) -> Seen {
     let veth = VethPair::new();
     veth.near
