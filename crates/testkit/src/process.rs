@@ -17,7 +17,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{ioctl_fionread, read, retry_on_intr};
 use rustix::process::{Pid, Signal};
 
-use crate::daemon::assert_complaint;
 use crate::wait;
 
 /// A child process, ended on drop: SIGKILL if nothing gentler was asked for.
@@ -234,6 +233,19 @@ impl Outputs {
         *text = String::from_utf8_lossy(&said).into_owned();
         let is_read = |pipe| ioctl_fionread(pipe).is_ok_and(|bytes| bytes == 0);
         self.pipes.iter().all(is_read)
+    }
+}
+
+/// Asserts that a process which ended with `status` has failed, and that it printed one line with all of `words`.
+///
+/// # Panics
+/// If that is not so.
+#[track_caller]
+pub fn assert_complaint(status: ExitStatus, said: &str, words: &[&str]) {
+    assert!(!status.success(), "it should have failed: {said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
+    for word in words {
+        assert!(said.contains(word), "{word:?} is missing in: {said}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::assert_complaint;
+use testkit::process::assert_complaint;
 use testkit::program::{bench, json_of};
 use testkit::{NetNs, Running, VethPair, require, wait};
 

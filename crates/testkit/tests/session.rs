@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::{DIR, Mode, Placement, assert_complaint, private_dir, run_to_end};
+use testkit::daemon::{DIR, Mode, Placement, private_dir, run_to_end};
 use testkit::driver::{self, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, region_info};
+use testkit::process::assert_complaint;
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;

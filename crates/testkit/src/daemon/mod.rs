@@ -18,6 +18,7 @@ pub use self::file::DIR;
 use self::options::Privilege;
 pub use self::options::{Mode, Placement, Serve};
 pub use crate::directory::private_dir;
+use crate::process::assert_complaint;
 pub use crate::program::{daemon as binary, sandbox_attempt};
 use crate::{Lessor, NetNs, Running, wait};
 
@@ -287,19 +288,6 @@ pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
     let mut running = Running::start(command);
     let status = running.wait(wait::SOON);
     (status, running.said())
-}
-
-/// What ended like this, and said that, failed with one line that contains all of `words`.
-///
-/// # Panics
-/// If that is not so.
-#[track_caller]
-pub fn assert_complaint(status: ExitStatus, said: &str, words: &[&str]) {
-    assert!(!status.success(), "it should have failed: {said}");
-    assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
-    for word in words {
-        assert!(said.contains(word), "{word:?} is missing in: {said}");
-    }
 }
 
 fn spawn(netns: &NetNs, dir: &TempDir, lessor: Option<&Lessor>, serve: &Serve) -> Running {
