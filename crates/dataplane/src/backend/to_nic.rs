@@ -44,6 +44,9 @@ use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
 use crate::nic::tap::SendTap;
 use crate::policy::bucket::Ticks;
 
+/// The longest frame with the headers of a tunnel, whose lengths have 16 bits.
+const LONGEST: u32 = u16::MAX as u32;
+
 /// How often a stopped lane waits for room for the rest of a GSO packet, and how long each time.
 pub(crate) const STOP_WAITS: usize = 20;
 pub(crate) const STOP_WAIT: Duration = Duration::from_millis(1);
@@ -343,13 +346,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// The longest frame, with a tag or without one, that the queue itself can send.
+    /// The longest frame that the queue itself can send behind these headers.
     #[inline]
-    pub(crate) fn longest(&self, is_tagged: bool) -> u32 {
-        let tag = if is_tagged { 0 } else { ethernet::TAG_BYTES as u32 };
+    pub(crate) fn longest_in(&self, outer: &Outer) -> u32 {
+        let tag = if outer.is_tagged() { 0 } else { ethernet::TAG_BYTES as u32 };
         // The limit has room for a tag.
-        let longest = self.queue.frame_limit.saturating_sub(tag);
-        longest.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32)
+        let longest = self.queue.frame_limit.saturating_sub(tag).min(LONGEST);
+        let longest = longest.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32);
+        longest.saturating_sub(outer.len() as u32)
     }
 
     /// Whether a frame of this length can only be sent through the tap, if there is one.
@@ -454,8 +458,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
         budget: &mut Budget,
     ) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
+        // The guest may have changed the headers since they were found to fit.
+        let in_tunnel = tunnel.as_ref().map(|tunnel| self.longest_in(&tunnel.outer));
+        let longest = in_tunnel.unwrap_or(self.queue.frame_limit);
         let frame = GuestFrame {
-            frame_limit: frame.frame_limit.min(self.queue.frame_limit),
+            frame_limit: frame.frame_limit.min(longest),
             ..frame
         };
         let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {

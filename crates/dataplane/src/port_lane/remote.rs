@@ -38,8 +38,6 @@ use crate::lane::{Siblings, Uplink};
 use crate::nic::xdp::XdpNic;
 use crate::policy::bucket::Ticks;
 
-/// The longest frame with its headers, whose lengths have 16 bits.
-const LONGEST: u32 = u16::MAX as u32;
 /// Different UDP source ports.
 const SOURCE_PORTS: usize = 1 << 14;
 
@@ -75,7 +73,7 @@ impl Encapsulation<'_> {
     #[inline(always)]
     fn headers(&mut self, head: &[u8], len: u32) -> Headers {
         let id = self.take_ids(1);
-        // The frame is not longer than LONGEST.
+        // The frame fits: see `NicSink::longest_in`.
         #[allow(clippy::cast_possible_truncation)]
         self.outer.headers(head, len as u16, flow_of(head), id)
     }
@@ -217,10 +215,7 @@ impl<O: OwnQueue> PortLane<O> {
             if sink.unsendable(frames.counters).is_some() {
                 return;
             }
-            let longest = sink
-                .longest(outer.is_tagged())
-                .min(LONGEST)
-                .saturating_sub(outer.len() as u32);
+            let longest = sink.longest_in(outer);
             let of_run = frames.classified[*done..][..run].iter();
             let of_run = of_run.zip(&frames.chains.chains[*done..]);
             let segments_gso = sink.segments_for_tunnels();

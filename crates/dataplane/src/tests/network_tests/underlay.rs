@@ -10,15 +10,21 @@ use packet::segment::{Gso, GsoKind, Plan};
 use packet::tunnel::Outer;
 use packet::word;
 
+use virtqueue::Chains;
+
 use super::filter::filter;
 use super::workers::Workers;
 use super::*;
+use crate::backend::to_nic::{NicSink, Transmit};
 use crate::fdb::UnderlayOf;
 use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
+use crate::guest::from_guest::{Budget, Put};
+use crate::guest::guest_frame::GuestFrame;
 use crate::lane::Work;
 use crate::policy::guard::{Addresses, SourceGuard};
 use crate::tests::no_allocation_tests::allocations;
 use crate::tests::test_xdp::XdpWire;
+use device::pair::Sending;
 
 /// Of the underlay's frames, with a tag.
 const LIMIT: u32 = 1518 + 50;
@@ -578,6 +584,39 @@ fn rest_of_a_gso_packet_is_counted_when_the_underlay_goes() {
     overlay.world.poll();
     assert_eq!(overlay.counters(0).from_guest_rest_of_super_frame.get(), 1);
     assert_eq!(overlay.uplink.take(), [sent]);
+}
+
+/// A guest may change the headers of its GSO packet after the lane has found that the segments fit.
+#[test]
+fn segments_that_became_too_long_for_the_underlay_are_dropped() {
+    for v6 in [false, true] {
+        let outer = &vtep(2, v6).outer;
+        let room = if v6 { 0 } else { 4 };
+        let longest = LIMIT as usize - room - outer.len() - 54;
+        for (size, fits) in [(longest, true), (longest + 1, false)] {
+            let memory = Memory::new(1 << 20, 0);
+            let (mut port, mut pair) = Port::new(memory, 16, QueueFeatures::default(), Offloads::all());
+            pair.from_guest.guest.frame_limit = u32::MAX;
+            port.send_gso(NEAR, mac(0), 4000, size as u16);
+            let (vring, mut chains, mut sending) =
+                (&mut pair.from_guest, Chains::default(), Sending::default());
+            vring.queue.pop(&mut chains, 1).expect("a good chain");
+            let (chain, counters) = (chains.chains[0], &*port.counters);
+            let buffers = chains.buffers(&chain);
+            let is_sent = vring.check_into(&chain, buffers, None, counters, &mut sending);
+            assert!(is_sent.is_ok_and(|is_sent| is_sent));
+            let (mut queue, _wire) = XdpWire::queue(128, BY_DMA);
+            queue.frame_limit = LIMIT;
+            let (mut transmit, mut budget) = (Transmit::shared(), Budget::new(64));
+            let mut sink = NicSink::new(&mut queue, &mut transmit, counters);
+            let gso = sending.request.gso.expect("asked for");
+            let frame = GuestFrame::new(vring, buffers, &sending);
+            let put = sink.put_segments((frame, gso), (outer, 1, 1), &mut budget);
+            assert_eq!(put, Put::Done);
+            assert_eq!(transmit.is_empty(), !fits, "{size} {v6}");
+            assert_eq!(counters.from_guest_segment_too_long.get(), u64::from(!fits));
+        }
+    }
 }
 
 #[test]
