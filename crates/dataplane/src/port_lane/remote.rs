@@ -221,6 +221,7 @@ impl<O: OwnQueue> PortLane<O> {
             let segments_gso = sink.segments_for_tunnels();
             let fit = of_run.take_while(|(entry, chain)| match entry.sending.request.gso {
                 None => entry.fits(entry.sending.len, longest),
+                Some(_) if !entry.is_sent => true,
                 Some(gso) => {
                     let buffers = frames.chains.buffers(chain);
                     segments_gso && entry.segments_fit(gso, frames.vring, buffers, longest)

@@ -586,6 +586,28 @@ fn rest_of_a_gso_packet_is_counted_when_the_underlay_goes() {
     assert_eq!(overlay.uplink.take(), [sent]);
 }
 
+/// Nothing was read of it but what it asks for; the rest of its entry is an earlier frame's.
+#[test]
+fn chain_without_a_frame_among_those_to_a_vtep_is_only_returned() {
+    let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, BY_DMA);
+    let sent = frame(NEAR, mac(0), 1000);
+    overlay.send(std::slice::from_ref(&sent));
+    let port = &mut overlay.world.ports[0];
+    // A GSO packet with a checksum in the ten bytes that there are.
+    let addr = port
+        .memory
+        .put(&[&[1, 1, 0, 0, 232, 3, 0, 0, 2, 0, 0, 0][..], &sent[..10]].concat());
+    let rest = addr.checked_add(4).expect("inside");
+    let runt = [Buffer::readable(addr, 4), Buffer::readable(rest, 18)];
+    port.from_guest.add(&runt).expect("room");
+    overlay.send(std::slice::from_ref(&sent));
+    assert_eq!(overlay.inside(0), [sent.clone(), sent]);
+    let counters = overlay.counters(0);
+    assert_eq!(counters.from_guest_runt.get(), 1);
+    let used = std::iter::from_fn(|| overlay.world.ports[0].from_guest.take_used());
+    assert_eq!(used.count(), 3);
+}
+
 /// A guest may change the headers of its GSO packet after the lane has found that the segments fit.
 #[test]
 fn segments_that_became_too_long_for_the_underlay_are_dropped() {
