@@ -605,15 +605,19 @@ impl<'a, N: Nic> NicSink<'a, N> {
         let Some(plan) = self.transmit.rest.plan.take() else {
             return;
         };
+        // The queue may be another one than that for which the packet was copied.
+        let fits = plan.segment_bytes_max() <= self.queue.frame_limit;
         let mut next = self.transmit.rest.next;
         let first = (plan.payload(next).start - plan.payload(0).start) as usize;
         let payload = std::mem::take(&mut self.transmit.rest.payload);
         let mut source = &payload[first..];
-        if let Some(mut segmenter) = self.segmenter(&plan) {
-            while next < plan.segments() && budget.has_frames() && segmenter.has_room(&plan, next..next + 1) {
-                budget.tally.add(segmenter.segment(&plan, next, &mut source));
-                next += 1;
-            }
+        let Some(mut segmenter) = self.segmenter(&plan).filter(|_| fits) else {
+            self.counters.from_guest_rest_of_super_frame.add(1);
+            return;
+        };
+        while next < plan.segments() && budget.has_frames() && segmenter.has_room(&plan, next..next + 1) {
+            budget.tally.add(segmenter.segment(&plan, next, &mut source));
+            next += 1;
         }
         let rest = &mut self.transmit.rest;
         (rest.next, rest.payload) = (next, payload);

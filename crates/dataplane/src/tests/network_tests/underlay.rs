@@ -586,6 +586,21 @@ fn rest_of_a_gso_packet_is_counted_when_the_underlay_goes() {
     assert_eq!(overlay.uplink.take(), [sent]);
 }
 
+/// What is left of a GSO packet holds up the guest's other frames, so it must not stay for ever.
+#[test]
+fn rest_of_a_gso_packet_that_does_not_fit_any_more_is_counted() {
+    let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, BY_DMA);
+    overlay.world.ports[0].send_gso(NEAR, mac(0), 60_000, 200);
+    let behind = frame(NEAR, mac(0), 61);
+    overlay.world.ports[0].send(&behind);
+    overlay.world.poll();
+    joined(&mut overlay.underlay);
+    overlay.world.lanes.change(2, |lane, _| lane.set_frame_limit(303));
+    overlay.world.poll();
+    assert_eq!(overlay.counters(0).from_guest_rest_of_super_frame.get(), 1);
+    assert_eq!(overlay.inside(0), [behind]);
+}
+
 /// Nothing was read of it but what it asks for; the rest of its entry is an earlier frame's.
 #[test]
 fn chain_without_a_frame_among_those_to_a_vtep_is_only_returned() {
