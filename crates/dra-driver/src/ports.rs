@@ -72,7 +72,7 @@ pub(crate) struct Ports {
     pub(crate) networks: Vec<String>,
     /// No port is restored before this time.
     pub(crate) paused: Option<Instant>,
-    /// Claims that were never prepared, and of which the daemon may have ports, as it did not answer.
+    /// Claims of which the daemon may have some ports, and that are not to be restored: their release is not done.
     pub(crate) unfinished: HashSet<String>,
     /// Claims whose ports could not be restored, which was logged.
     pub(crate) failing: HashSet<String>,
@@ -85,15 +85,15 @@ impl Ports {
     /// Why it is not. What was made of a claim that was not prepared before is removed.
     pub(crate) fn prepare(&mut self, claim: &Claim) -> Result<Checkpoint, PortsError> {
         let uid = &claim.name.uid;
-        let is_finished = !self.unfinished.contains(uid);
-        if let Some(known) = self.store.get(uid).filter(|_| is_finished).cloned() {
+        if let Some(known) = self.store.get(uid).cloned() {
             let devices = claim.devices.iter().map(|(device, _)| device);
-            if known.ports.iter().map(|port| &port.device).eq(devices) {
+            if !known.ports.iter().map(|port| &port.device).eq(devices) {
+                // It was allocated again, and kubelet did not release it before.
+                self.release(uid)?;
+            } else if !self.unfinished.contains(uid) {
                 self.establish(&known)?;
                 return Ok(known);
             }
-            // It was allocated again, and kubelet did not release it before.
-            self.release(uid)?;
         }
         let checkpoint = self.plan(claim)?;
         let stored = self.store.put(checkpoint.clone());
@@ -105,7 +105,6 @@ impl Ports {
         {
             let claim = claim.name.full();
             tracing::warn!(claim, uid, "{error}: what was prepared is removed later");
-            self.unfinished.insert(uid.clone());
         }
         established.map(|()| checkpoint)
     }
@@ -115,6 +114,7 @@ impl Ports {
     /// # Errors
     /// Why something is left; the checkpoint is, then.
     pub(crate) fn release(&mut self, uid: &str) -> Result<(), PortsError> {
+        self.unfinished.insert(uid.to_owned());
         let claim = names::claim(uid);
         let prefix = format!("{}{claim}-", names::PORTS);
         let ports: Vec<String> = match self.store.get(uid) {
@@ -438,6 +438,34 @@ mod tests {
             ports.restore(&[]).expect("logged only");
             assert_eq!(changes.load(Relaxed), 1);
         }
+    }
+
+    /// Otherwise each call of a release that takes several would begin anew.
+    #[test]
+    fn ports_of_a_claim_whose_release_goes_on_are_not_restored() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut ports, changes) = ports(&directory);
+        ports.store.put(checkpoint("a")).expect("written");
+        ports.release("a").expect_err("the daemon does not answer");
+        assert_eq!(changes.load(Relaxed), 1);
+        ports.restore(&[]).expect("nothing to do");
+        assert_eq!(changes.load(Relaxed), 1);
+    }
+
+    #[test]
+    fn what_is_left_of_a_claim_is_released_before_it_is_prepared_for_other_devices() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut ports, _) = ports(&directory);
+        let before = checkpoint("a");
+        ports.store.put(before.clone()).expect("written");
+        ports.release("a").expect_err("the daemon does not answer");
+        let name = before.claim.clone();
+        let claim = Claim {
+            name,
+            devices: Vec::new(),
+        };
+        ports.prepare(&claim).expect_err("the daemon does not answer");
+        assert_eq!(ports.store.get("a"), Some(&before));
     }
 
     #[test]
