@@ -90,7 +90,7 @@ impl Files {
         Some(ClaimName {
             namespace: text("/metadata/namespace")?,
             name: text("/metadata/name")?,
-            uid: text("/metadata/uid")?,
+            uid: uid.to_owned(),
             in_pod: text("/podClaimName"),
         })
     }

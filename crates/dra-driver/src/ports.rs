@@ -468,6 +468,18 @@ mod tests {
         assert_eq!(ports.store.get("a"), Some(&before));
     }
 
+    /// A privileged container can write its files.
+    #[test]
+    fn files_of_a_claim_name_no_other_claim() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (ports, _) = ports(&directory);
+        ports.files.write(&checkpoint("b"), "/s").expect("written");
+        let of = |uid: &str| ports.files.metadata.join(uid);
+        fs::rename(of("b"), of("a")).expect("ours");
+        let claim = ports.files.claim("a").expect("named");
+        assert_eq!((claim.full(), claim.uid), ("n/c".to_owned(), "a".to_owned()));
+    }
+
     #[test]
     fn only_what_this_driver_made_is_removed_as_stray() {
         let directory = tempfile::tempdir().expect("a directory");
