@@ -153,7 +153,7 @@ impl<'a> Passing<'a> {
         }
         let passed = self.put(frame, from)?;
         if passed == Passed::Later {
-            self.policer.give_back(|| frame.cost());
+            self.policer.give_back();
         }
         Ok(passed)
     }

@@ -214,12 +214,17 @@ pub(crate) struct Policer<'a> {
     pub(crate) limit: Option<&'a Arc<RateLimit>>,
     /// The time of the burst, once it was read.
     now: Option<Ticks>,
+    /// Cost of the last frame: the guest that sent it may change what that is read from.
+    last: Cost,
 }
 
 impl<'a> Policer<'a> {
     #[inline]
     pub(crate) fn new(limit: Option<&'a Arc<RateLimit>>) -> Self {
-        Self { limit, now: None }
+        Self {
+            limit,
+            ..Self::default()
+        }
     }
 
     /// Whether a frame may be delivered; counts one that may not.
@@ -233,6 +238,7 @@ impl<'a> Policer<'a> {
     fn takes(&mut self, cost: Cost, counters: &PairCounters) -> bool {
         let Some(limit) = self.limit else { return true };
         let now = *self.now.get_or_insert_with(Ticks::now);
+        self.last = cost;
         let may = limit.take(cost, now).is_ok();
         if !may {
             counters.to_guest_limit.add(cost.frames.into());
@@ -247,11 +253,11 @@ impl<'a> Policer<'a> {
         }
     }
 
-    /// Returns the cost of a frame that passed, but is retried.
+    /// Returns the cost of the last frame, which passed, but is retried.
     #[inline]
-    pub(crate) fn give_back(&self, cost: impl FnOnce() -> Cost) {
+    pub(crate) fn give_back(&self) {
         if let Some(limit) = self.limit {
-            limit.give_back(cost());
+            limit.give_back(self.last);
         }
     }
 }

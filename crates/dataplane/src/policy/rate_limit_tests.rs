@@ -176,3 +176,15 @@ fn packet_over_the_limit_of_packets_takes_nothing_of_that_of_bits() {
     let taken = (0..7).filter(|_| limit.take(Cost::frame(LEN as u32), now).is_ok());
     assert_eq!(taken.count(), 5);
 }
+
+#[test]
+fn policer_returns_what_it_took() {
+    let limit = RateLimit::new(frames(3)).expect("one");
+    let mut policer = Policer::new(Some(&limit));
+    let counters = PairCounters::default();
+    let allows = |policer: &mut Policer<'_>, len| policer.allows(|| Cost::frame(len), &counters);
+    let len = LEN as u32;
+    assert!(allows(&mut policer, 2 * len));
+    policer.give_back();
+    assert!(allows(&mut policer, 3 * len) && !allows(&mut policer, len));
+}
