@@ -104,12 +104,20 @@ impl GuestFrame<'_> {
     #[inline(never)]
     pub(crate) fn cost(&self) -> Cost {
         let one = Cost::frame(self.sending.len);
-        let gso = self.sending.request.gso;
-        let plan = gso.and_then(|gso| self.plan(gso, &mut [0; HEADERS_MAX]).ok());
-        plan.map_or(one, |plan| Cost {
-            frames: plan.segments(),
-            bytes: one.bytes + u64::from(plan.segments() - 1) * plan.header_len() as u64,
-        })
+        let Some(gso) = self.sending.request.gso else {
+            return one;
+        };
+        match self.plan(gso, &mut [0; HEADERS_MAX]) {
+            Ok(plan) => Cost {
+                frames: plan.segments(),
+                bytes: one.bytes + u64::from(plan.segments() - 1) * plan.header_len() as u64,
+            },
+            // The guest may put its headers right before they are read again.
+            Err(_) => Cost {
+                frames: self.sending.len.div_ceil(gso.size.into()),
+                ..one
+            },
+        }
     }
 
     /// Copies its first bytes.

@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use super::*;
 use crate::lane::Work;
+use crate::tests::fairness_tests::{gso_packet, with_offloads};
 use crate::tests::network_tests::{BROADCAST, STRANGER, World, frame, mac};
+use crate::tests::test_guest::HEADER;
 use device::counters::PairCounters;
+use device::offloads::Offloads;
 use model::rates::Rate;
 
 /// Bytes of the frames here.
@@ -175,6 +178,29 @@ fn packet_over_the_limit_of_packets_takes_nothing_of_that_of_bits() {
     limit.give_back(many);
     let taken = (0..7).filter(|_| limit.take(Cost::frame(LEN as u32), now).is_ok());
     assert_eq!(taken.count(), 5);
+}
+
+/// The headers may be others when the packet is cut.
+#[test]
+fn gso_packet_costs_its_segments_even_if_its_headers_are_wrong() {
+    let mut world = World::new(&[0, 64]);
+    with_offloads(&mut world, 0, Offloads::all());
+    let packets = Some(Rate {
+        per_second: 1,
+        burst: 3600,
+    });
+    let rates = Rates { bits: None, packets };
+    limit(&mut world, 0, rates, Rates::default());
+    let (asked, mut packet) = gso_packet(mac(1), mac(0), 3600, 1);
+    // An IP version that there is not.
+    packet[14] = 0;
+    let mut header = [0; HEADER as usize];
+    header[..asked.len()].copy_from_slice(&asked);
+    world.ports[0].send_with(header, &packet);
+    world.ports[0].send(&frame(mac(1), mac(0), LEN));
+    world.poll();
+    assert_eq!(counters(&world, 0).from_guest_limit_waits.get(), 1);
+    assert!(world.ports[1].got().is_empty());
 }
 
 #[test]
