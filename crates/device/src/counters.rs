@@ -199,8 +199,8 @@ counters! {
     Drop from_guest_interface_down,
     /// The interface is gone.
     Drop from_guest_interface_gone,
-    /// The queue pair was stopped, or the interface removed, while segments of a GSO packet waited to be
-    /// sent; counted once per GSO packet.
+    /// The queue pair was stopped, or the interface removed or changed so that they do not fit any more, while segments
+    /// of a GSO packet waited to be sent; counted once per GSO packet.
     Drop from_guest_rest_of_super_frame,
     /// The queue pair was stopped before the NIC had sent the frame, or, where a queue of copy placement is closed, the
     /// piece of one.
