@@ -28,6 +28,7 @@ use device::pair::{Cursor, Sending};
 use packet::HEADERS_MAX;
 use packet::ethernet;
 use packet::segment::{Gso, GsoKind, Plan, Request, Tunnel};
+use packet::tunnel::Outer;
 use rustix::io::Errno;
 use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
@@ -349,7 +350,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
     /// The longest frame that the queue itself can send behind these headers.
     #[inline]
     pub(crate) fn longest_in(&self, outer: &Outer) -> u32 {
-        let tag = if outer.is_tagged() { 0 } else { ethernet::TAG_BYTES as u32 };
+        let tag = if outer.is_tagged() {
+            0
+        } else {
+            ethernet::TAG_BYTES as u32
+        };
         // The limit has room for a tag.
         let longest = self.queue.frame_limit.saturating_sub(tag).min(LONGEST);
         let longest = longest.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use packet::checksum::{self, ChecksumAt};
-use packet::segment::{Gso, GsoKind, Plan};
+use packet::segment::{Gso, GsoKind, Plan, Tunnel};
 use packet::tunnel::Outer;
 use packet::word;
 
@@ -648,7 +648,12 @@ fn segments_that_became_too_long_for_the_underlay_are_dropped() {
             let mut sink = NicSink::new(&mut queue, &mut transmit, counters);
             let gso = sending.request.gso.expect("asked for");
             let frame = GuestFrame::new(vring, buffers, &sending);
-            let put = sink.put_segments((frame, gso), (outer, 1, 1), &mut budget);
+            let tunnel = Tunnel {
+                outer: outer.clone(),
+                flow: 1,
+                id: 1,
+            };
+            let put = sink.put_segments((frame, gso), tunnel, &mut budget);
             assert_eq!(put, Put::Done);
             assert_eq!(transmit.is_empty(), !fits, "{size} {v6}");
             assert_eq!(counters.from_guest_segment_too_long.get(), u64::from(!fits));
