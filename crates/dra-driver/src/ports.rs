@@ -440,7 +440,7 @@ mod tests {
         }
     }
 
-    /// Otherwise each call of a release that takes several would begin anew.
+    /// A release may take several calls. If its ports were restored in between, it would never end.
     #[test]
     fn ports_of_a_claim_whose_release_goes_on_are_not_restored() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -15,7 +15,7 @@ use testkit::{BpfFs, frame, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
-const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x13];
+const STRANGER: [u8; 6] = [2, 0, 0, 0, 0, 0x13];
 const EVERYBODY: [u8; 6] = [0xff; 6];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
 const NO_LIMIT: MulticastLimit = MulticastLimit {
@@ -88,7 +88,7 @@ fn frame_of_a_station_comes_with_its_port_and_all_others_go_to_the_host() {
                     receiver.post();
                 }
             }
-            let unknown = frame_to(NOBODY, &[]);
+            let unknown = frame_to(STRANGER, &[]);
             pair.far_socket.send(&unknown);
             assert_eq!(pair.near_socket.receive(wait::SOON), Some(unknown));
             let counters = network.counters();
@@ -380,7 +380,7 @@ fn stations_change_and_go_with_their_network() {
     assert_eq!(program.stations(0), []);
     program.enable_queue(0, xsk.as_fd(), bare(1514)).expect("queue 0");
     assert_eq!(
-        test_run(program.id(), 0, &frame_to(NOBODY, &[])),
+        test_run(program.id(), 0, &frame_to(STRANGER, &[])),
         XDP_REDIRECT,
         "a queue like any"
     );

@@ -18,7 +18,7 @@ use testkit::{BpfFs, VethPair, frame, wait};
 use xsk::metadata::{Found, Layouts};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
-const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x13];
+const STRANGER: [u8; 6] = [2, 0, 0, 0, 0, 0x13];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
 const VNI: u32 = 0x01_0203;
 
@@ -183,7 +183,7 @@ fn packets_of_the_tunnel_have_one_tag_with_its_vlan_or_none() {
                 // What is not taken after all has its tag again.
                 let tag = &[(0x8100, vlan)];
                 for inner in [
-                    frame_to(NOBODY, &[]),
+                    frame_to(STRANGER, &[]),
                     frame_to(OURS, &[(0x8100, 7)]),
                     frame_to(GROUP, &[]),
                 ] {
@@ -253,7 +253,7 @@ fn all_else_goes_to_the_host_as_it_came() {
             let inner = frame_to(OURS, &[]);
             let mut cases = vec![
                 ("frame of the station, outside of the tunnel", inner.clone()),
-                ("no station", packed(local, &frame_to(NOBODY, &[]))),
+                ("no station", packed(local, &frame_to(STRANGER, &[]))),
                 ("another VLAN", packed(local, &frame_to(OURS, &[(0x8100, 7)]))),
                 ("to a group", packed(local, &frame_to(GROUP, &[]))),
                 ("cut off", packed(local, &inner)[..48].to_vec()),
@@ -563,7 +563,7 @@ fn frame_in_several_buffers_is_taken_or_left_whole() {
     let xsk = pair.unbound_xsk();
     program.enable_queue(0, xsk.as_fd(), bare(9014)).expect("queue 0");
     let mut inner = frame::plain(8950, 3);
-    inner[..6].copy_from_slice(&NOBODY);
+    inner[..6].copy_from_slice(&STRANGER);
     let sent = packed(LOCALS[0], &inner);
     pair.far_socket.send(&sent);
     let passed = pair.near_socket.receive(wait::SOON).expect("the host gets it");

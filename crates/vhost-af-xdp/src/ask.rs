@@ -135,7 +135,7 @@ fn list_networks(args: &ListArgs) -> anyhow::Result<()> {
     print(&format!("{listed}\n")).map(drop)
 }
 
-/// Prints events until nobody reads the output.
+/// Prints events until the output is closed.
 /// Errors: no daemon answers.
 pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
     let path = socket(&args.at)?;

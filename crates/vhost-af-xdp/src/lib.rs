@@ -314,7 +314,7 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Prints something repeatedly, as it is now and compared with the reading before, until nobody reads the output.
+/// Prints something repeatedly, as it is now and compared with the reading before, until the output is closed.
 /// Errors: it cannot be read.
 fn watch<T>(
     seconds: u64,

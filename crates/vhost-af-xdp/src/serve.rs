@@ -233,7 +233,7 @@ fn wait_for_the_end(signals: &mut Signals, server: &Server) {
         match (signal, &server.reload) {
             (SIGUSR1, _) => {
                 let state = tree(&server.status(&[])).unwrap_or_default();
-                // If nobody reads the standard error, that is no reason to end.
+                // The daemon runs on if standard error is closed.
                 let _ = write!(io::stderr(), "{state}");
             }
             (SIGHUP, Some(reload)) => reload.ask(),

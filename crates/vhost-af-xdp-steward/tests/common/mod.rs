@@ -319,7 +319,7 @@ impl World {
         );
     }
 
-    /// Whether the interface accepts frames to this address beside those to its own.
+    /// Whether the interface accepts frames to this address, too, not only to its own.
     pub(crate) fn accepts(&self, mac: &str) -> bool {
         let near = &self.veth.near;
         near.output_of("bridge", &["fdb", "show", "dev", VethPair::NIC])

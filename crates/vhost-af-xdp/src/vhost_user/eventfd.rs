@@ -45,7 +45,9 @@ pub(crate) fn take(
             }
         } else if is_stream(&fd) {
             if !ends_reading(&fd) {
-                bail!("vring {index}: the {role} socket holds bytes that its peer sent, which nobody reads");
+                bail!(
+                    "vring {index}: the {role} socket holds bytes of its peer, which the daemon never reads"
+                );
             }
         } else {
             bail!("vring {index}: the {role} descriptor is neither an eventfd nor a Unix stream socket");
@@ -134,7 +136,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         theirs.write_all(&[1]).expect("written");
         let error = call(ours, FileKinds::Any).expect_err("not empty");
-        assert!(error.to_string().contains("which nobody reads"), "{error}");
+        assert!(error.to_string().contains("never reads"), "{error}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) fn run() -> Seen {
     let seen = [false, true].map(|is_ipv6| exchange(is_ipv6, "off"));
     let [_, seen] = seen;
     match kernel::version() >= (6, 8) {
-        // The program can read tags that are beside frames.
+        // The program can read VLAN tags that the driver removed from frames and reports.
         true => exchange(false, "on"),
         false => seen,
     }
@@ -56,7 +56,7 @@ fn lay((netns, below): (&NetNs, &str), is_ipv6: bool, [host, other]: [usize; 2],
     netns.run("bridge", &["fdb", "add", &guest, "dev", VXLAN, "dst", &far]);
 }
 
-/// Exchanges frames of three lengths. `offload`: `on` if tags are beside frames, as with a NIC that offloads them.
+/// Exchanges frames of three lengths. `offload`: `on` if the driver removes VLAN tags from frames, and reports them.
 fn exchange(is_ipv6: bool, offload: &str) -> Seen {
     let veth = VethPair::new();
     veth.near
