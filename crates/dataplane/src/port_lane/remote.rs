@@ -8,7 +8,9 @@
 //! All others take the way of frames to unknown addresses: GSO packets without zero-copy, frames that are too long for the
 //! underlay with these headers, frames of taps, and one frame whenever the kernel has to confirm the next hop. Frames of a
 //! flow must not overtake each other. So the kernel sends the frames in the underlay's ring before one leaves by the uplink,
-//! and frames behind a GSO packet that left by the uplink leave there, too, until none has done so for a while.
+//! and frames behind a GSO packet that left by the uplink leave there, too, until none has done so for a while. Only the
+//! segments of a GSO packet that confirms the next hop may be overtaken: otherwise a guest that never pauses would not leave
+//! by the underlay again.
 //!
 //! The checked bytes of a frame are those inside the tunnel, as on the uplink. Requested checksums are completed here: the
 //! NIC would compute that of the outer headers.
@@ -167,21 +169,18 @@ impl<O: OwnQueue> PortLane<O> {
         let Classified { is_sent, sending, .. } = &self.chains[first];
         let is_gso = *is_sent && sending.request.gso.is_some();
         let vtep = self.forwarding.fdb.vtep(to);
-        let confirmed = vtep.filter(|vtep| *is_sent && !is_gso && vtep.take_confirm());
+        let confirmed = vtep.filter(|vtep| *is_sent && vtep.take_confirm());
         let confirmed = confirmed.map(Arc::clone);
         if confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
             return;
         }
         self.kick_underlay(batch.siblings);
         self.leave(1, batch, NO_FDB_ENTRY);
-        if is_gso {
-            self.underlay.detour = Some(Ticks::now());
-        }
-        if let Some(vtep) = confirmed
-            && batch.done == first
-        {
+        match confirmed {
             // It waits.
-            vtep.confirm.store(true, Relaxed);
+            Some(vtep) if batch.done == first => vtep.confirm.store(true, Relaxed),
+            Some(_) => {}
+            None => self.underlay.detour = is_gso.then(Ticks::now),
         }
     }
 

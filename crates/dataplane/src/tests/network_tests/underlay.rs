@@ -677,6 +677,20 @@ fn kernel_gets_one_frame_to_confirm_a_next_hop() {
 }
 
 #[test]
+fn kernel_gets_one_gso_packet_to_confirm_a_next_hop() {
+    let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, BY_DMA);
+    for _ in 0..2 {
+        overlay.vteps[0].confirm.store(true, Relaxed);
+        let [first, second] = [2500, 2600].map(|payload| send_gso(&mut overlay, payload));
+        overlay.world.poll();
+        assert_eq!(joined(&mut overlay.uplink)[2][54..], first[2054..]);
+        let left = joined(&mut overlay.underlay);
+        assert_eq!(inside(&overlay.vteps[0], left), segments(&second, 1000));
+        assert!(!overlay.vteps[0].confirm.load(Relaxed));
+    }
+}
+
+#[test]
 fn next_hop_is_confirmed_when_the_uplink_has_room_again() {
     let mut overlay = Overlay::plain();
     let filling: Vec<_> = (0..140).map(|_| frame(STRANGER, mac(0), 60)).collect();
