@@ -7,7 +7,7 @@
 //! 2. [`ethernet`]: addresses, VLAN tags, LLC; what a frame carries.
 //! 3. [`ip`]: IPv4, IPv6 and its extension headers; what a packet carries. [`arp`]: ARP. [`icmp`]: neighbour discovery.
 //! 4. [`layers`]: where the headers of a TCP or UDP packet begin, for offloads.
-//! 5. [`tunnel`]: the headers of VXLAN; partial checksums of packets inside VXLAN or Geneve.
+//! 5. [`tunnel`]: the headers of VXLAN and Geneve; partial checksums of packets inside.
 //!
 //! Callers choose how strict a parser is: which tags it skips ([`ethernet::Skip`]), which extension headers it skips
 //! ([`ip::Follow`]), and whether the length field must be right ([`ip::Span::packet`]) or is a hint.

@@ -1,5 +1,5 @@
-//! VXLAN (RFC 7348) and Geneve (RFC 8926): the headers in front of a frame that is sent by VXLAN ([`Outer`]), and partial
-//! checksums of packets inside both.
+//! VXLAN (RFC 7348) and Geneve (RFC 8926): the headers in front of a frame that is sent ([`Outer`]), and partial checksums
+//! of packets inside.
 //!
 //! A Linux stack that sends a packet with a partial checksum through a tunnel leaves that checksum partial, and
 //! computes the outer UDP checksum as if the inner one were complete: the bytes that the inner checksum covers then add
@@ -12,7 +12,7 @@
 
 mod outer;
 
-pub use self::outer::{Headers, OUTER_LENS, OUTER_MAX, Outer};
+pub use self::outer::{Endpoints, Headers, OUTER_LENS, OUTER_MAX, Outer};
 
 use crate::checksum::{ChecksumAt, Sum};
 use crate::ethernet::Payload;
@@ -33,6 +33,7 @@ const VXLAN_HAS_VNI: u8 = 0x08;
 const GENEVE_PORT: u16 = 6081;
 /// Geneve's header: version and length of the options in four bytes each; flags; type of the payload.
 const GENEVE_LEN: usize = 8;
+const GENEVE_PROTOCOL: usize = 2;
 const GENEVE_MAX: usize = GENEVE_LEN + 63 * 4;
 
 /// Whether a packet may be a tunnel's, judged by its destination port.
@@ -118,7 +119,7 @@ fn geneve(frame: &[u8], at: usize) -> Option<Payload> {
     let (version, options) = (header[0] >> 6, usize::from(header[0] & 0x3f) * 4);
     (version == 0).then_some(Payload {
         at: at + GENEVE_LEN + options,
-        ethertype: word(header, 2)?,
+        ethertype: word(header, GENEVE_PROTOCOL)?,
     })
 }
 

@@ -1,15 +1,17 @@
-//! The headers in front of a frame that is sent by VXLAN: Ethernet, with or without a VLAN tag, IPv4 or IPv6, UDP, VXLAN.
+//! The headers in front of a frame that is sent by a tunnel: Ethernet, with or without a VLAN tag, IPv4 or IPv6, UDP, and
+//! VXLAN or Geneve, which is as long without options.
 //!
-//! They are as Linux writes them by default (`vxlan_xmit_one`, drivers/net/vxlan), except for two fields. The UDP source
-//! port, a hash of the inner flow by which the network spreads flows over its paths, is 49152 to 65535 (RFC 7348, section
-//! 5). The UDP checksum is 0, "none": over IPv6 the receiver has to accept that (RFC 6935). DF is not set.
+//! They are as Linux writes them by default (`vxlan_xmit_one`, drivers/net/vxlan; `geneve_xmit_skb`, drivers/net/geneve.c),
+//! except for two fields. The UDP source port, a hash of the inner flow by which the network spreads flows over its paths, is
+//! 49152 to 65535 (RFC 7348, section 5; RFC 8926, section 3.3). The UDP checksum is 0, "none": over IPv6 the receiver has to
+//! accept that (RFC 6935). DF is not set.
 
 use std::net::IpAddr;
 
-use super::{VXLAN_HAS_VNI, VXLAN_LEN};
+use super::{GENEVE_PROTOCOL, VXLAN_HAS_VNI, VXLAN_LEN};
 use crate::checksum::Sum;
 use crate::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Mac, Skip, TAG_BYTES};
-use crate::ethertype::{IPV4, IPV6, VLAN};
+use crate::ethertype::{ETHERNET, IPV4, IPV6, VLAN};
 use crate::fields::{ipv4, ipv6, udp};
 use crate::{protocol, put16};
 
@@ -34,6 +36,29 @@ const ECN: u8 = 3;
 const CE: u8 = 3;
 const ECT_0: u8 = 2;
 
+/// The ends of a tunnel, and how packets get from one to the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Endpoints {
+    /// MAC address of the next hop.
+    pub to: Mac,
+    /// MAC address of the interface by which packets leave.
+    pub from: Mac,
+    /// VLAN of that interface; 0: packets have no tag.
+    pub vlan: u16,
+    /// The host's address.
+    pub local: IpAddr,
+    /// The VTEP's.
+    pub remote: IpAddr,
+    /// Time to live, or hop limit.
+    pub ttl: u8,
+    /// The headers of the tunnel are Geneve's, else VXLAN's.
+    pub is_geneve: bool,
+    /// UDP port of the VTEP.
+    pub port: u16,
+    /// Number of the network, 24 bits.
+    pub vni: u32,
+}
+
 /// The headers for frames to one VTEP, without what differs by frame.
 #[derive(Debug, Clone)]
 pub struct Outer {
@@ -45,36 +70,32 @@ pub struct Outer {
 }
 
 impl Outer {
-    /// The headers from the address `from` to the next hop `to`, in a VLAN (0: without a tag), for packets from `local` to
-    /// the VTEP `remote`.
+    /// The headers of packets between these ends.
     ///
     /// `None`: the addresses are of different families, or the VNI has more than 24 bits.
     #[must_use]
-    pub fn new(
-        (to, from, vlan): (Mac, Mac, u16),
-        (local, remote): (IpAddr, IpAddr),
-        port: u16,
-        vni: u32,
-        ttl: u8,
-    ) -> Option<Self> {
+    pub fn new(ends: &Endpoints) -> Option<Self> {
+        let [0, vni @ ..] = ends.vni.to_be_bytes() else {
+            return None;
+        };
         let mut template = [0; OUTER_MAX];
-        let start = if vlan == 0 { TAG_BYTES } else { 0 };
-        template[start..][..6].copy_from_slice(&to);
-        template[start + 6..][..6].copy_from_slice(&from);
-        if vlan != 0 {
+        let start = if ends.vlan == 0 { TAG_BYTES } else { 0 };
+        template[start..][..6].copy_from_slice(&ends.to);
+        template[start + 6..][..6].copy_from_slice(&ends.from);
+        if ends.vlan != 0 {
             put16(&mut template, ADDRESS_BYTES, VLAN);
-            put16(&mut template, ADDRESS_BYTES + 2, vlan);
+            put16(&mut template, ADDRESS_BYTES + 2, ends.vlan);
         }
         let ip = &mut template[IP..];
-        let (ethertype, sum) = match (local, remote) {
+        let (ethertype, sum) = match (ends.local, ends.remote) {
             (IpAddr::V4(local), IpAddr::V4(remote)) => {
-                (ip[0], ip[ipv4::TTL], ip[ipv4::PROTOCOL]) = (0x45, ttl, protocol::UDP);
+                (ip[0], ip[ipv4::TTL], ip[ipv4::PROTOCOL]) = (0x45, ends.ttl, protocol::UDP);
                 ip[ipv4::SOURCE..][..4].copy_from_slice(&local.octets());
                 ip[ipv4::DESTINATION..][..4].copy_from_slice(&remote.octets());
                 (IPV4, Some(Sum::of(&ip[..ipv4::BYTES])))
             }
             (IpAddr::V6(local), IpAddr::V6(remote)) => {
-                (ip[0], ip[ipv6::NEXT], ip[ipv6::HOPS]) = (0x60, protocol::UDP, ttl);
+                (ip[0], ip[ipv6::NEXT], ip[ipv6::HOPS]) = (0x60, protocol::UDP, ends.ttl);
                 ip[ipv6::SOURCE..][..16].copy_from_slice(&local.octets());
                 ip[ipv6::DESTINATION..][..16].copy_from_slice(&remote.octets());
                 (IPV6, None)
@@ -82,16 +103,15 @@ impl Outer {
             _ => return None,
         };
         put16(&mut template, IP - 2, ethertype);
-        let outer = Self { template, start, sum };
-        let (udp, vxlan) = (outer.udp(), outer.udp() + udp::BYTES);
-        let [0, vni @ ..] = vni.to_be_bytes() else {
-            return None;
-        };
-        let mut template = outer.template;
-        put16(&mut template, udp + udp::DESTINATION, port);
-        template[vxlan] = VXLAN_HAS_VNI;
-        template[vxlan + 4..][..3].copy_from_slice(&vni);
-        Some(Self { template, ..outer })
+        let mut outer = Self { template, start, sum };
+        let (udp, tunnel) = (outer.udp(), outer.udp() + udp::BYTES);
+        put16(&mut outer.template, udp + udp::DESTINATION, ends.port);
+        match ends.is_geneve {
+            true => put16(&mut outer.template, tunnel + GENEVE_PROTOCOL, ETHERNET),
+            false => outer.template[tunnel] = VXLAN_HAS_VNI,
+        }
+        outer.template[tunnel + 4..][..3].copy_from_slice(&vni);
+        Some(outer)
     }
 
     /// Bytes of the headers.

@@ -20,7 +20,7 @@ use host::links::Link;
 use host::links::routes::{Change, NextHop, Resolved, TableChanges, Tables, VxlanEntry};
 use host::links::tunnel::Vxlan;
 use packet::ethernet::Mac;
-use packet::tunnel::Outer;
+use packet::tunnel::{Endpoints, Outer};
 use steer::Tunnel;
 use steward_protocol::{VTEPS_MAX, VtepChange};
 
@@ -425,6 +425,7 @@ impl Follower {
     fn resolve_hops(&mut self, is_wanted: impl Fn(VtepNumber, NextHop) -> bool) {
         let mut read = HashMap::new();
         let (Tunnel { local, port, vni, .. }, ttl) = (self.vxlan.tunnel, self.vxlan.ttl);
+        let is_geneve = false;
         for (&number, vtep) in &mut self.vteps {
             let Some(Hop { next, vlan, from }) = vtep.hop.filter(|hop| is_wanted(number, hop.next)) else {
                 continue;
@@ -438,10 +439,22 @@ impl Follower {
             });
             let before = vtep.known.as_ref().map(|&(mac, _)| mac);
             if before != resolved.map(|resolved| resolved.mac) {
-                vtep.known = resolved.and_then(|Resolved { mac, .. }| {
-                    let outer = Outer::new((mac, from, vlan), (local, vtep.ip), port, vni, ttl)?;
+                vtep.known = resolved.and_then(|Resolved { mac: to, .. }| {
+                    let remote = vtep.ip;
+                    let ends = Endpoints {
+                        to,
+                        from,
+                        vlan,
+                        local,
+                        remote,
+                        ttl,
+                        is_geneve,
+                        port,
+                        vni,
+                    };
+                    let outer = Outer::new(&ends)?;
                     let confirm = AtomicBool::new(false);
-                    Some((mac, Arc::new(Vtep { outer, confirm })))
+                    Some((to, Arc::new(Vtep { outer, confirm })))
                 });
                 self.is_unpublished = true;
             }

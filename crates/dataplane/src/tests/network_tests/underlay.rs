@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use packet::checksum::{self, ChecksumAt};
 use packet::segment::{Gso, GsoKind, Plan, Tunnel};
-use packet::tunnel::Outer;
+use packet::tunnel::{Endpoints, Outer};
 use packet::word;
 
 use virtqueue::Chains;
@@ -42,7 +42,7 @@ struct Overlay {
     vteps: [Arc<Vtep>; 2],
 }
 
-/// The VTEP of this number; over IPv6 it is in VLAN 5.
+/// The VTEP of this number; over IPv6 it is in VLAN 5, and the tunnel is Geneve.
 fn vtep(number: u8, v6: bool) -> Arc<Vtep> {
     let [local, remote]: [IpAddr; 2] = match v6 {
         false => [[10, 9, 0, 1].into(), [10, 9, 0, number].into()],
@@ -51,13 +51,19 @@ fn vtep(number: u8, v6: bool) -> Arc<Vtep> {
             [0xfd00, 0, 0, 0, 0, 0, 0, number.into()].into(),
         ],
     };
-    let link = (
-        [2, 0, 0, 8, 0, number],
-        [2, 0, 0, 8, 0, 1],
-        if v6 { 5 } else { 0 },
-    );
+    let ends = Endpoints {
+        to: [2, 0, 0, 8, 0, number],
+        from: [2, 0, 0, 8, 0, 1],
+        vlan: if v6 { 5 } else { 0 },
+        local,
+        remote,
+        ttl: 64,
+        is_geneve: v6,
+        port: 4789,
+        vni: 100,
+    };
     Arc::new(Vtep {
-        outer: Outer::new(link, (local, remote), 4789, 100, 64).expect("one family"),
+        outer: Outer::new(&ends).expect("one family"),
         confirm: AtomicBool::new(false),
     })
 }

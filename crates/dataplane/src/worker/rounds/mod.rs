@@ -16,7 +16,7 @@ use common::cycles;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
-use packet::tunnel::Outer;
+use packet::tunnel::{Endpoints, Outer};
 use steer::HintSet;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
@@ -309,8 +309,18 @@ fn add(handle: &WorkerHandle, id: LaneId, lane: Box<dyn Lane>, role: Role) {
 fn with_remote(fdb: Fdb) -> Fdb {
     let remotes = Remotes::new(1);
     assert!(remotes.set(mac(1), VtepNumber(0)), "there is room");
-    let addresses = ([198, 18, 1, 1].into(), [198, 18, 1, 2].into());
-    let outer = Outer::new((mac(9), mac(8), 0), addresses, 4789, 100, 64).expect("one family");
+    let ends = Endpoints {
+        to: mac(9),
+        from: mac(8),
+        vlan: 0,
+        local: [198, 18, 1, 1].into(),
+        remote: [198, 18, 1, 2].into(),
+        ttl: 64,
+        is_geneve: false,
+        port: 4789,
+        vni: 100,
+    };
+    let outer = Outer::new(&ends).expect("one family");
     let confirm = AtomicBool::new(false);
     let vtep = Some(Arc::new(Vtep { outer, confirm }));
     fdb.with_remotes(Arc::new(remotes), Arc::new(Vteps(vec![vtep])))

@@ -10,7 +10,6 @@ use crate::ip::{Fragment, Ipv4};
 use crate::layers;
 
 const MACS: (Mac, Mac) = ([2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 9, 2]);
-const LINK: (Mac, Mac, u16) = (MACS.0, MACS.1, 0);
 
 fn addresses(v6: bool) -> (IpAddr, IpAddr) {
     let [local, remote] = match v6 {
@@ -22,12 +21,23 @@ fn addresses(v6: bool) -> (IpAddr, IpAddr) {
 }
 
 fn outer(v6: bool) -> Outer {
-    outer_in(0, v6)
+    Outer::new(&ends(v6)).expect("one family")
 }
 
-/// Those in a VLAN.
-fn outer_in(vlan: u16, v6: bool) -> Outer {
-    Outer::new((MACS.0, MACS.1, vlan), addresses(v6), 4789, 0x12_3456, 64).expect("one family")
+/// Of VXLAN, without a tag.
+fn ends(v6: bool) -> Endpoints {
+    let (local, remote) = addresses(v6);
+    Endpoints {
+        to: MACS.0,
+        from: MACS.1,
+        vlan: 0,
+        local,
+        remote,
+        ttl: 64,
+        is_geneve: false,
+        port: 4789,
+        vni: 0x12_3456,
+    }
 }
 
 /// A frame of that type, behind these tags, whose payload begins with these bytes.
@@ -36,11 +46,15 @@ fn inner(tags: &[u8], ethertype: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// The headers as etherparse builds them.
-fn expected((vlan, v6): (u16, bool), ecn: u8, len: u16, flow: u16, id: u16) -> Vec<u8> {
+fn expected(ends: &Endpoints, ecn: u8, len: u16, flow: u16, id: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let ether_type = if v6 { EtherType::IPV6 } else { EtherType::IPV4 };
-    let tag = (vlan != 0).then(|| SingleVlanHeader {
-        vlan_id: vlan.try_into().expect("12 bits"),
+    let ether_type = if ends.local.is_ipv6() {
+        EtherType::IPV6
+    } else {
+        EtherType::IPV4
+    };
+    let tag = (ends.vlan != 0).then(|| SingleVlanHeader {
+        vlan_id: ends.vlan.try_into().expect("12 bits"),
         ether_type,
         ..SingleVlanHeader::default()
     });
@@ -53,11 +67,11 @@ fn expected((vlan, v6): (u16, bool), ecn: u8, len: u16, flow: u16, id: u16) -> V
     tag.iter().for_each(|tag| tag.write(&mut bytes).expect("memory"));
     let udp = UdpHeader {
         source_port: 49_152 + flow,
-        destination_port: 4789,
+        destination_port: ends.port,
         length: len + 16,
         checksum: 0,
     };
-    match addresses(v6) {
+    match (ends.local, ends.remote) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
             let octets = (local.octets(), remote.octets());
             let mut ip = Ipv4Header::new(len + 16, 64, IpNumber::UDP, octets.0, octets.1).expect("short");
@@ -81,7 +95,13 @@ fn expected((vlan, v6): (u16, bool), ecn: u8, len: u16, flow: u16, id: u16) -> V
         _ => unreachable!("one family"),
     }
     udp.write(&mut bytes).expect("memory");
-    bytes.extend([8, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
+    let tunnel = if ends.is_geneve {
+        [0, 0, 0x65, 0x58]
+    } else {
+        [8, 0, 0, 0]
+    };
+    bytes.extend(tunnel);
+    bytes.extend([0x12, 0x34, 0x56, 0]);
     bytes
 }
 
@@ -90,6 +110,7 @@ proptest! {
     fn headers_are_those_of_another_implementation(
         (v6, inner_v6, ecn) in (any::<bool>(), any::<bool>(), 0u8..4),
         vlan in prop_oneof![Just(0u16), 1u16..4095],
+        is_geneve: bool,
         len in 14u16..9000,
         flow in 0u16..1 << 14,
         id in any::<u16>(),
@@ -98,11 +119,12 @@ proptest! {
             false => inner(&[], IPV4, &[0x45, 0xfc | ecn]),
             true => inner(&[], IPV6, &[0x6f, 0xcf | ecn << 4]),
         };
-        let outer = outer_in(vlan, v6);
+        let ends = Endpoints { vlan, is_geneve, ..ends(v6) };
+        let outer = Outer::new(&ends).expect("one family");
         let headers = outer.headers(&frame, len, flow, id);
         // A mark of congestion stays inside.
         let marked = if ecn == 3 { 2 } else { ecn };
-        prop_assert_eq!(headers.as_ref(), expected((vlan, v6), marked, len, flow, id));
+        prop_assert_eq!(headers.as_ref(), expected(&ends, marked, len, flow, id));
         prop_assert_eq!(headers.as_ref().len(), outer.len());
         prop_assert!(OUTER_LENS.contains(&(outer.len() as u64)));
     }
@@ -132,19 +154,28 @@ fn headers_are_these_bytes() {
 #[test]
 fn our_own_readers_find_a_right_packet_with_that_frame_inside() {
     let frame = inner(&[], IPV4, &[0; 46]);
-    let headers = outer(false).headers(&frame, frame.len() as u16, 5, 6);
-    let whole = [headers.as_ref(), &frame].concat();
-    let ip = Ipv4::at(&whole, HEADER_BYTES).expect("IPv4");
-    assert_eq!((ip.span.end, ip.upper.fragment), (whole.len(), Fragment::None));
-    assert_eq!(
-        Sum::of(&whole[HEADER_BYTES..ip.span.payload]).fold(),
-        0xffff,
-        "its checksum"
-    );
-    let layers = layers::parse(&whole, whole.len() as u32).expect("UDP");
-    assert!(super::super::is_tunnel(&whole, &layers));
-    let payload = super::super::vxlan(&whole, layers.payload.into()).expect("VXLAN");
-    assert_eq!(payload.at, outer(false).len());
+    for (is_geneve, port) in [(false, 4789), (true, 6081)] {
+        let ends = Endpoints {
+            is_geneve,
+            port,
+            ..ends(false)
+        };
+        let outer = Outer::new(&ends).expect("one family");
+        let whole = [outer.headers(&frame, frame.len() as u16, 5, 6).as_ref(), &frame].concat();
+        let ip = Ipv4::at(&whole, HEADER_BYTES).expect("IPv4");
+        assert_eq!((ip.span.end, ip.upper.fragment), (whole.len(), Fragment::None));
+        let sum = Sum::of(&whole[HEADER_BYTES..ip.span.payload]).fold();
+        assert_eq!(sum, 0xffff, "its checksum");
+        let layers = layers::parse(&whole, whole.len() as u32).expect("UDP");
+        assert!(super::super::is_tunnel(&whole, &layers));
+        let read = if is_geneve {
+            super::super::geneve
+        } else {
+            super::super::vxlan
+        };
+        let payload = read(&whole, layers.payload.into()).expect("a tunnel");
+        assert_eq!((payload.at, payload.ethertype), (outer.len(), ETHERNET));
+    }
 }
 
 #[test]
@@ -159,8 +190,12 @@ fn ecn_bits_are_those_of_the_packet_inside_but_congestion() {
 
 #[test]
 fn addresses_are_of_one_family_and_a_vni_has_24_bits() {
-    let mixed = (addresses(false).0, addresses(true).1);
-    assert!(Outer::new(LINK, mixed, 4789, 1, 64).is_none());
-    assert!(Outer::new(LINK, addresses(false), 4789, 1 << 24, 64).is_none());
-    assert!(Outer::new(LINK, addresses(true), 4789, (1 << 24) - 1, 64).is_some());
+    let with = |v6, change: fn(&mut Endpoints)| {
+        let mut ends = ends(v6);
+        change(&mut ends);
+        Outer::new(&ends)
+    };
+    assert!(with(false, |ends| ends.remote = addresses(true).1).is_none());
+    assert!(with(false, |ends| ends.vni = 1 << 24).is_none());
+    assert!(with(true, |ends| ends.vni = (1 << 24) - 1).is_some());
 }
