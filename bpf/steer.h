@@ -130,7 +130,7 @@ _Static_assert(sizeof(struct steer_tunnel_station) == 12, "twin in tunnel.rs");
 
 /* Which tunnel a packet is of: a key. */
 struct steer_tunnel_key {
-	/* the last four bytes of the VXLAN header: VNI, zero */
+	/* the last four bytes of the header of VXLAN or Geneve: VNI, zero */
 	__be32 vni;
 	/* of UDP */
 	__be16 port;
@@ -139,18 +139,21 @@ struct steer_tunnel_key {
 };
 _Static_assert(sizeof(struct steer_tunnel_key) == 8, "twin in tunnel.rs");
 
-/* The VXLAN tunnel of a network (RFC 7348). */
+/* Of steer_tunnel.version: the tunnel is one of Geneve (RFC 8926) over IPv4 or IPv6, and not of VXLAN (RFC 7348). */
+#define STEER_GENEVE 0x80
+
+/* The tunnel of a network. */
 struct steer_tunnel {
 	/* the host's address, as in a header; of IPv4 the first four bytes, then zeros */
 	__be32 local[4];
 	__u32 network;
-	/* 4 or 6; 0: no frame is of this tunnel */
+	/* 4 or 6, perhaps with STEER_GENEVE; 0: no frame is of this tunnel */
 	__u8 version;
 	/* 1: packets for the tunnel from hosts that the network takes none from are dropped, and not the kernel's */
 	__u8 drops_unknown;
 	/* 1 to 4094: its packets have a tag of this VLAN; 0: they have no tag, or one of VLAN 0, with a priority only */
 	__u16 vlan;
-	/* index of the vxlan device; the loader's own note, as above */
+	/* index of the tunnel device; the loader's own note, as above */
 	__u32 device;
 };
 _Static_assert(sizeof(struct steer_tunnel) == 28, "twin in tunnel.rs");

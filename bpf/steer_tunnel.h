@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause) */
 /*
- * steer_tunnel.h: decapsulates frames in the VXLAN tunnel of a network (RFC 7348).
+ * steer_tunnel.h: decapsulates frames in the tunnel of a network: of VXLAN (RFC 7348), or of Geneve (RFC 8926), whose header
+ * is as long without options, and has the VNI in the same place.
  *
  * A frame is of the tunnel if any receiver would decapsulate it: whole, in a packet with the plainest headers, from a host
- * that the vxlan device sends to, to the host's address, in the VLAN in which the host has it. All else is left to the
- * kernel, with its packet filter, and its vxlan device: other senders and VLANs, two tags, fragments, options, other VNIs,
- * flags of extensions, packets that a router marked for congestion (the mark has to be put into the inner packet, RFC 6040).
- * The checksum of UDP is not verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a
- * frame that is in its first buffer is looked at. Packets without a whole Ethernet header in them are dropped, and, if the
- * tunnel says so, all from other senders, whatever their headers.
+ * that the tunnel device sends to, to the host's address, in the VLAN in which the host has it. All else is left to the
+ * kernel, with its packet filter, and its tunnel device: other senders and VLANs, two tags, fragments, options, other VNIs,
+ * flags, other contents than Ethernet, packets that a router marked for congestion (the mark has to be put into the inner
+ * packet, RFC 6040). The checksum of UDP is not verified, as RFC 7348 allows: those of the inner packet are the receiver's.
+ * Only the part of a frame that is in its first buffer is looked at. Packets without a whole Ethernet header in them are
+ * dropped, and, if the tunnel says so, all from other senders, whatever their headers.
  */
 #ifndef VHOST_AF_XDP_STEER_TUNNEL_H
 #define VHOST_AF_XDP_STEER_TUNNEL_H
@@ -53,9 +54,12 @@ struct {
 #define IPV4_LEN 20
 #define IPV6_LEN 40
 #define UDP_LEN 8
-#define VXLAN_LEN 8
-#define OUTER_IPV4_LEN (ETHERNET_LEN + IPV4_LEN + UDP_LEN + VXLAN_LEN)
-#define OUTER_IPV6_LEN (ETHERNET_LEN + IPV6_LEN + UDP_LEN + VXLAN_LEN)
+#define TUNNEL_LEN 8
+#define OUTER_IPV4_LEN (ETHERNET_LEN + IPV4_LEN + UDP_LEN + TUNNEL_LEN)
+#define OUTER_IPV6_LEN (ETHERNET_LEN + IPV6_LEN + UDP_LEN + TUNNEL_LEN)
+/* The first four bytes of the plainest header: a VNI is there; no options, no flags, and an Ethernet frame inside. */
+#define VXLAN_START NETWORK32(0x08000000)
+#define GENEVE_START NETWORK32(0x00006558)
 
 /* Fields of a header. The verifier takes them for aligned: it assumes that a packet starts at NET_IP_ALIGN. */
 #define FIELD16(header, at) (*(const __be16 *)((header) + (at)))
@@ -81,12 +85,21 @@ static __always_inline const struct steer_tunnel *tunnel_at(__be32 vni, __be16 p
 	return bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
 }
 
-/* The tunnel that headers of UDP and VXLAN are of, if there is one; `len`: all bytes from UDP's header on. */
-static __always_inline const struct steer_tunnel *tunnel_of(const __u8 *udp, __u64 len, __u32 queues)
+/*
+ * The tunnel over this version of IP that headers of UDP and VXLAN or Geneve are of, if there is one; `len`: all bytes from
+ * UDP's header on.
+ */
+static __always_inline const struct steer_tunnel *tunnel_of(const __u8 *udp, __u64 len, __u32 queues, __u8 version)
 {
-	if (NETWORK16(FIELD16(udp, 4)) != len || FIELD32(udp, 8) != NETWORK32(0x08000000))
+	const struct steer_tunnel *tunnel;
+	__be32 start = FIELD32(udp, 8);
+
+	if (NETWORK16(FIELD16(udp, 4)) != len || (start != VXLAN_START && start != GENEVE_START))
 		return 0;
-	return tunnel_at(FIELD32(udp, 12), FIELD16(udp, 2), queues);
+	tunnel = tunnel_at(FIELD32(udp, 12), FIELD16(udp, 2), queues);
+	if (start == GENEVE_START)
+		version |= STEER_GENEVE;
+	return tunnel && tunnel->version == version ? tunnel : 0;
 }
 
 /* Whether the network takes packets from a host; the key is a steer_vtep, see steer_key.h. */
@@ -121,9 +134,8 @@ static __always_inline int outer_len(struct xdp_md *ctx, const __u8 *frame, cons
 		if (ip[0] != 0x45 || (ip[1] & 3) == 3 || NETWORK16(FIELD16(ip, 2)) != len ||
 		    (FIELD16(ip, 6) & NETWORK16(0xbfff)) || ip[9] != 17)
 			return 0;
-		tunnel = tunnel_of(ip + IPV4_LEN, len - IPV4_LEN, *network);
-		if (!tunnel || tunnel->version != 4 || tunnel->vlan != vlan || FIELD32(ip, 16) != tunnel->local[0] ||
-		    !is_sum_right(ip))
+		tunnel = tunnel_of(ip + IPV4_LEN, len - IPV4_LEN, *network, 4);
+		if (!tunnel || tunnel->vlan != vlan || FIELD32(ip, 16) != tunnel->local[0] || !is_sum_right(ip))
 			return 0;
 		*network = tunnel->network;
 		return has_vtep(*network, 4, (__u64)FIELD32(ip, 12) << SHIFT(0, 4), 0) ? OUTER_IPV4_LEN : 0;
@@ -133,8 +145,8 @@ static __always_inline int outer_len(struct xdp_md *ctx, const __u8 *frame, cons
 			return 0;
 		if (ip[0] >> 4 != 6 || (ip[1] & 0x30) == 0x30 || NETWORK16(FIELD16(ip, 4)) != len - IPV6_LEN || ip[6] != 17)
 			return 0;
-		tunnel = tunnel_of(ip + IPV6_LEN, len - IPV6_LEN, *network);
-		if (!tunnel || tunnel->version != 6 || tunnel->vlan != vlan || FIELD32(ip, 24) != tunnel->local[0] ||
+		tunnel = tunnel_of(ip + IPV6_LEN, len - IPV6_LEN, *network, 6);
+		if (!tunnel || tunnel->vlan != vlan || FIELD32(ip, 24) != tunnel->local[0] ||
 		    FIELD32(ip, 28) != tunnel->local[1] || FIELD32(ip, 32) != tunnel->local[2] ||
 		    FIELD32(ip, 36) != tunnel->local[3])
 			return 0;
@@ -155,7 +167,7 @@ static __always_inline int decapsulate(struct xdp_md *ctx, __be16 tpid, __u16 tc
 	const __u8 *frame = (void *)(long)ctx->data;
 	int tag = 0, len;
 
-	/* Metadata of another program would be moved over the VXLAN header, which could not be put back. */
+	/* Metadata of another program would be moved over the tunnel's header, which could not be put back. */
 	if (meta + 1 <= (const void *)frame)
 		return 0;
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
@@ -204,7 +216,7 @@ static __always_inline int is_extension(__u8 protocol)
 #define SHORT_LEN 128
 
 /*
- * Why a packet is dropped; 0: it is not. The kernel's vxlan device takes packets to all addresses of the host, with tags,
+ * Why a packet is dropped; 0: it is not. The kernel's tunnel device takes packets to all addresses of the host, with tags,
  * options and extension headers, and in fragments: without the first one the others are lost. `drops`: a tunnel drops packets
  * of unknown senders, so those are dropped, too, that hide which tunnel they are for as no sender does: by three tags (of
  * VLAN 0, the kernel takes off any number), by many extension headers, or by a first fragment that ends before the VNI
@@ -218,7 +230,7 @@ static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 d
 	__u32 at = ETHERNET_LEN, end, version, i;
 	__u64 first, second = 0;
 	__u8 protocol;
-	int is_first = 0, is_later = 0, is_short;
+	int is_first = 0, is_later = 0, is_geneve, is_short;
 	__be16 type, port;
 
 	for (i = 0; i < 3; i++, at += 4) {
@@ -266,18 +278,20 @@ static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 d
 		return 0;
 	port = FIELD16(head, 2);
 	/* No frame has a shorter header. */
-	is_short = NETWORK16(FIELD16(head, 4)) < UDP_LEN + VXLAN_LEN + ETHERNET_LEN;
+	is_short = NETWORK16(FIELD16(head, 4)) < UDP_LEN + TUNNEL_LEN + ETHERNET_LEN;
 	/* What is beyond the packet in a frame is padding. */
-	if (is_first && at + UDP_LEN + VXLAN_LEN > end)
+	if (is_first && at + UDP_LEN + TUNNEL_LEN > end)
 		return drops ? MALFORMED : 0;
-	if (bpf_xdp_load_bytes(ctx, at + UDP_LEN + 4, words, 4))
+	if (bpf_xdp_load_bytes(ctx, at + UDP_LEN, words, TUNNEL_LEN))
 		return 0;
-	tunnel = tunnel_at(FIELD32(head, 0) & NETWORK32(0xffffff00), port, queues);
-	if (!tunnel || tunnel->version != version)
+	tunnel = tunnel_at(FIELD32(head, 4) & NETWORK32(0xffffff00), port, queues);
+	if (!tunnel || (tunnel->version & ~STEER_GENEVE) != version)
 		return 0;
 	if (tunnel->drops_unknown && !has_vtep(tunnel->network, version, first, second))
 		return UNKNOWN_SENDER;
-	return is_short ? MALFORMED : 0;
+	/* Other packets of Geneve may have no frame in them. */
+	is_geneve = tunnel->version & STEER_GENEVE;
+	return is_short && (!is_geneve || FIELD32(head, 0) == GENEVE_START) ? MALFORMED : 0;
 }
 
 /*

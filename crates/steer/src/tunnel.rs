@@ -1,4 +1,4 @@
-//! The VXLAN tunnel of a network: the program decapsulates frames to the network's stations (`bpf/steer_tunnel.h`).
+//! The tunnel of a network: the program decapsulates frames to the network's stations (`bpf/steer_tunnel.h`).
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,13 +14,17 @@ use crate::shape::Shape;
 const MAX_TUNNELS: u32 = 1024;
 /// Maximum number of hosts from which networks of an interface take packets; `STEER_MAX_VTEPS`.
 const MAX_VTEPS: u32 = 65_536;
+/// `STEER_GENEVE`
+const GENEVE: u8 = 0x80;
 
-/// A tunnel of VXLAN (RFC 7348).
+/// A tunnel of VXLAN (RFC 7348) or Geneve (RFC 8926).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Index of the vxlan device. The program does not use it.
+    /// Index of the tunnel device. The program does not use it.
     pub device: u32,
-    /// VXLAN Network Identifier, 24 bits.
+    /// It is one of Geneve.
+    pub is_geneve: bool,
+    /// Virtual Network Identifier, 24 bits.
     pub vni: u32,
     /// UDP port to which its packets are sent.
     pub port: u16,
@@ -38,6 +42,7 @@ impl Tunnel {
     pub fn none(device: u32) -> Self {
         Self {
             device,
+            is_geneve: false,
             vni: 0,
             port: 0,
             local: Ipv4Addr::UNSPECIFIED.into(),
@@ -89,7 +94,7 @@ struct Key {
 struct Value {
     local: [u8; 16],
     network: u32,
-    /// 4 or 6; 0: no frame is of the tunnel.
+    /// 4 or 6, perhaps with [`GENEVE`]; 0: no frame is of the tunnel.
     version: u8,
     drops_unknown: u8,
     vlan: u16,
@@ -112,7 +117,11 @@ fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
     let value = Value {
         local,
         network,
-        version: if is_none { 0 } else { version },
+        version: match (is_none, tunnel.is_geneve) {
+            (true, _) => 0,
+            (false, true) => version | GENEVE,
+            (false, false) => version,
+        },
         drops_unknown: tunnel.drops_unknown.into(),
         vlan: tunnel.vlan,
         device: tunnel.device,
@@ -126,9 +135,10 @@ fn tunnel(key: Key, value: Value) -> Tunnel {
         0 => Tunnel::none(value.device),
         version => Tunnel {
             device: value.device,
+            is_geneve: version & GENEVE != 0,
             vni: u32::from_be_bytes(key.vni) >> 8,
             port: u16::from_be_bytes(key.port),
-            local: address(value.local, version),
+            local: address(value.local, version & !GENEVE),
             vlan: value.vlan,
             drops_unknown: value.drops_unknown != 0,
         },
@@ -312,6 +322,7 @@ mod tests {
     fn tunnel_is_laid_out_as_steer_h_says() {
         let tunnel = |local: &str| Tunnel {
             device: 7,
+            is_geneve: local.len() > 10,
             vni: 0x02_0304,
             port: 4789,
             local: local.parse().expect("an address"),
@@ -322,12 +333,13 @@ mod tests {
         let bytes = value.as_bytes();
         assert_eq!(bytes[..5], [192, 0, 2, 1, 0]);
         assert_eq!(bytes[16..], [[5, 3, 0, 0], [4, 0, 5, 6], [7, 0, 0, 0]].concat());
-        assert_eq!(entry(5, tunnel("2001:db8::1")).1.as_bytes()[20..22], [6, 1]);
+        assert_eq!(entry(5, tunnel("2001:db8::1")).1.as_bytes()[20..22], [0x86, 1]);
+        assert_eq!(entry(5, tunnel("2001:db8::")).1.version, 6);
         assert_eq!(
             key.as_bytes(),
             [&[2, 3, 4, 0, 0x12, 0xb5], &5u16.to_ne_bytes()[..]].concat()
         );
-        for local in ["192.0.2.1", "2001:db8::1"] {
+        for local in ["192.0.2.1", "2001:db8::1", "192.0.2.111"] {
             let (key, value) = entry(0x0305, tunnel(local));
             assert_eq!(super::tunnel(key, value), tunnel(local));
         }

@@ -1,4 +1,4 @@
-//! Frames in the VXLAN tunnel of a network: those to a station go to the socket without their outer headers, all others
+//! Frames in the tunnel of a network (VXLAN, Geneve): those to a station go to the socket without their outer headers, all others
 //! to the host as they came.
 
 use crate::common;
@@ -25,16 +25,25 @@ const VNI: u32 = 0x01_0203;
 fn tunnel(local: &str) -> Tunnel {
     Tunnel {
         device: 7,
+        is_geneve: is_geneve(local),
         vni: VNI,
-        port: 4789,
+        port: if is_geneve(local) { 6081 } else { 4789 },
         local: local.parse().expect("an address"),
         vlan: 0,
         drops_unknown: false,
     }
 }
 
-/// Both families.
-const LOCALS: [&str; 2] = ["10.9.0.1", "2001:db8::1"];
+/// Both families; of VXLAN, and of Geneve.
+const LOCALS: [&str; 4] = ["10.9.0.1", "2001:db8::1", "10.9.0.6", "2001:db8::6"];
+
+fn is_geneve(local: &str) -> bool {
+    local.ends_with('6')
+}
+
+fn is_ipv4(local: &str) -> bool {
+    local.contains('.')
+}
 
 /// The host that sends such a packet ([`frame::vxlan`]).
 fn sender(local: &str) -> IpAddr {
@@ -46,7 +55,16 @@ fn sender(local: &str) -> IpAddr {
 
 /// A packet of the tunnel to this address, with this frame in it.
 fn packed(local: &str, inner: &[u8]) -> Vec<u8> {
-    frame::vxlan(local.parse().expect("an address"), VNI, inner)
+    packed_in(VNI, local, inner)
+}
+
+fn packed_in(vni: u32, local: &str, inner: &[u8]) -> Vec<u8> {
+    let make = if is_geneve(local) {
+        frame::geneve
+    } else {
+        frame::vxlan
+    };
+    make(local.parse().expect("an address"), vni, inner)
 }
 
 /// Computes the checksum of the outer header again, if it has one.
@@ -121,9 +139,9 @@ fn frame_of_a_station_comes_without_its_outer_headers() {
             }
             // DF, and ECN of a sender that supports it.
             let mut sent = packed(local, &plain);
-            match local {
-                "10.9.0.1" => (sent[15], sent[20]) = (0xb9, 0x40),
-                _ => sent[15] = 0x20,
+            match is_ipv4(local) {
+                true => (sent[15], sent[20]) = (0xb9, 0x40),
+                false => sent[15] = 0x20,
             }
             sum(&mut sent);
             pair.far_socket.send(&sent);
@@ -243,11 +261,28 @@ const CHANGES_OF_IPV6: [Change; 9] = [
     ("another VNI", |sent| sent[66] += 1),
 ];
 
+/// First bytes of the header of a tunnel.
+const STARTS: [(&str, [u8; 4]); 8] = [
+    ("VXLAN", [8, 0, 0, 0]),
+    ("Geneve", [0, 0, 0x65, 0x58]),
+    ("options", [1, 0, 0x65, 0x58]),
+    ("another version of Geneve", [0x40, 0, 0x65, 0x58]),
+    ("control packet", [0, 0x80, 0x65, 0x58]),
+    ("critical options", [0, 0x40, 0x65, 0x58]),
+    ("reserved bits in front of the VNI", [0, 1, 0x65, 0x58]),
+    ("IPv4 inside", [0, 0, 8, 0]),
+];
+
 #[test]
 fn all_else_goes_to_the_host_as_it_came() {
     let Some(pair) = Pair::new(1500) else { return };
     for request in [ModeRequest::Native, ModeRequest::Skb] {
-        for (local, changes) in LOCALS.into_iter().zip([&CHANGES_OF_IPV4[..], &CHANGES_OF_IPV6]) {
+        for local in LOCALS {
+            let changes = if is_ipv4(local) {
+                &CHANGES_OF_IPV4[..]
+            } else {
+                &CHANGES_OF_IPV6
+            };
             let (program, _ring) = network(&pair, request, false, local);
             let _receiver = Receiver::of_queue_0(&pair, &program);
             let inner = frame_to(OURS, &[]);
@@ -264,10 +299,24 @@ fn all_else_goes_to_the_host_as_it_came() {
                 sum(&mut sent);
                 cases.push((name, sent));
             }
-            if local == LOCALS[0] {
+            if is_ipv4(local) {
                 let mut sent = packed(local, &inner);
                 sent[24] ^= 1;
                 cases.push(("wrong checksum", sent));
+            }
+            let start = if is_ipv4(local) { 42 } else { 62 };
+            for (name, other) in STARTS {
+                let mut sent = packed(local, &inner);
+                if sent[start..][..4] != other {
+                    sent[start..][..4].copy_from_slice(&other);
+                    cases.push((name, sent));
+                }
+            }
+            if is_geneve(local) {
+                // It has no frame in it, so it need not have room for one.
+                let mut sent = packed(local, &[]);
+                sent[start + 1] = 0x80;
+                cases.push(("control packet without a frame", sent));
             }
             for (name, sent) in &cases {
                 pair.far_socket.send(sent);
@@ -291,7 +340,7 @@ fn all_else_goes_to_the_host_as_it_came() {
     }
 }
 
-/// Changes that the kernel's vxlan device may not mind.
+/// Changes that the kernel's device may not mind.
 const DISGUISES_OF_BOTH: [Change; 4] = [
     ("plain", |_| ()),
     ("with a priority", |sent| {
@@ -385,18 +434,11 @@ const OTHERS_OF_IPV6: [Change; 4] = [
 #[test]
 fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
     let Some(pair) = Pair::new(1500) else { return };
-    let families = [
-        (
-            LOCALS[0],
-            29,
-            &DISGUISES_OF_IPV4[..],
-            &OTHERS_OF_IPV4[..],
-            &HIDDEN_IPV4[..],
-        ),
-        (LOCALS[1], 37, &DISGUISES_OF_IPV6, &OTHERS_OF_IPV6, &HIDDEN_IPV6),
-    ];
+    let ipv4 = (29, &DISGUISES_OF_IPV4[..], &OTHERS_OF_IPV4[..], &HIDDEN_IPV4[..]);
+    let ipv6 = (37, &DISGUISES_OF_IPV6[..], &OTHERS_OF_IPV6[..], &HIDDEN_IPV6[..]);
     for request in [ModeRequest::Native, ModeRequest::Skb] {
-        for (local, sender_at, disguises, others, hidden) in families {
+        for local in LOCALS {
+            let (sender_at, disguises, others, hidden) = if is_ipv4(local) { ipv4 } else { ipv6 };
             let (program, _ring) = network(&pair, request, false, local);
             let tunnel = program.drop_unknown(0..1, 0).expect("there is one");
             assert!(tunnel.is_some_and(|tunnel| tunnel.drops_unknown));
@@ -413,7 +455,7 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
             let changed = |packet: &[u8], change: fn(&mut Vec<u8>)| {
                 let mut sent = packet.to_vec();
                 change(&mut sent);
-                if local == LOCALS[0] && sent[12..14] == [8, 0] && sent[14] == 0x45 {
+                if is_ipv4(local) && sent[12..14] == [8, 0] && sent[14] == 0x45 {
                     sum(&mut sent);
                 }
                 sent
@@ -485,7 +527,7 @@ fn stations_of_a_tunnel_are_of_one_network() {
     ));
     let inner = frame_to(OURS, &[]);
     let in_tunnel = packed(LOCALS[0], &inner);
-    let in_other = frame::vxlan(LOCALS[0].parse().expect("an address"), VNI + 1, &inner);
+    let in_other = packed_in(VNI + 1, LOCALS[0], &inner);
     pair.far_socket.send(&in_tunnel);
     assert_eq!(next(&mut receiver), (inner.clone(), Some(7)));
     for sent in [&in_other, &inner] {
@@ -528,7 +570,7 @@ fn networks_that_share_queues_are_told_by_the_tunnel() {
             program.set_station(network, station, network).expect("room");
         }
         let inner = frame_to(OURS, &[]);
-        let sent = |vni| frame::vxlan(local.parse().expect("an address"), vni, &inner);
+        let sent = |vni| packed_in(vni, local, &inner);
         for (vni, port) in [(VNI, 7), (VNI + 1, shares[0]), (VNI + 2, shares[1])] {
             pair.far_socket.send(&sent(vni));
             assert_eq!(next(&mut receiver), (inner.clone(), Some(port)));

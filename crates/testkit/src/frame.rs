@@ -140,10 +140,23 @@ pub fn udp_ports([from, to]: [u16; 2]) -> Vec<u8> {
 /// If it is too long.
 #[must_use]
 pub fn vxlan(local: IpAddr, vni: u32, inner: &[u8]) -> Vec<u8> {
-    let vxlan = [&[8, 0, 0, 0][..], &(vni << 8).to_be_bytes(), inner].concat();
-    let len = u16::try_from(8 + vxlan.len()).expect("short").to_be_bytes();
-    let ports = [50_000u16, 4789].map(u16::to_be_bytes).concat();
-    let udp = [&ports[..], &len, &[0, 0], &vxlan].concat();
+    in_tunnel((4789, [8, 0, 0, 0]), local, vni, inner)
+}
+
+/// The same of Geneve.
+///
+/// # Panics
+/// As [`vxlan`].
+pub fn geneve(local: IpAddr, vni: u32, inner: &[u8]) -> Vec<u8> {
+    in_tunnel((6081, [0, 0, 0x65, 0x58]), local, vni, inner)
+}
+
+/// `tunnel`: UDP port, and the first bytes of the header.
+fn in_tunnel((port, start): (u16, [u8; 4]), local: IpAddr, vni: u32, inner: &[u8]) -> Vec<u8> {
+    let header = [&start[..], &(vni << 8).to_be_bytes(), inner].concat();
+    let len = u16::try_from(8 + header.len()).expect("short").to_be_bytes();
+    let ports = [50_000u16, port].map(u16::to_be_bytes).concat();
+    let udp = [&ports[..], &len, &[0, 0], &header].concat();
     let (kind, ip) = match local {
         IpAddr::V4(to) => ([8, 0], ipv4(Ipv4Addr::new(10, 9, 0, 2), to, 17, &udp)),
         IpAddr::V6(to) => ([0x86, 0xdd], ipv6(Ipv6Addr::LOCALHOST, to, 17, &udp)),

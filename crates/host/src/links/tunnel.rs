@@ -115,6 +115,7 @@ impl Vxlan {
             mtu: attributes.get_mtu().unwrap_or_default(),
             tunnel: Tunnel {
                 device: header.ifi_index.cast_unsigned(),
+                is_geneve: false,
                 vni: vni.map(u32::from_ne_bytes).ok_or("has no VNI")?,
                 port: port.map(u16::from_be_bytes).ok_or("has no UDP port")?,
                 local,
