@@ -1,4 +1,4 @@
-//! Addresses behind the VTEPs of a VXLAN, and the headers that frames to each VTEP get.
+//! Addresses behind the VTEPs of a tunnel (VXLAN, Geneve), and the headers that frames to each VTEP get.
 //!
 //! A control thread follows the kernel's tables and changes [`Remotes`] in place, since addresses come and go one by one,
 //! and there may be many. Workers read it without a lock. [`Vteps`] change seldom: they are part of an FDB, which each
@@ -65,6 +65,8 @@ pub struct Remotes {
     /// How many addresses there may be, and are. Only control reads these.
     most: usize,
     count: AtomicU64,
+    /// The VTEP of all other addresses.
+    rest: Option<VtepNumber>,
     hash: FdbKeyHash,
 }
 
@@ -76,7 +78,16 @@ impl Remotes {
             places: (0..places).map(|_| AtomicU64::new(FREE)).collect(),
             most,
             count: AtomicU64::new(0),
+            rest: None,
             hash: FdbKeyHash::default(),
+        }
+    }
+
+    /// A table in which all addresses are behind one VTEP: that of a tunnel with one.
+    pub fn behind(number: VtepNumber) -> Self {
+        Self {
+            rest: Some(number),
+            ..Self::new(0)
         }
     }
 
@@ -87,7 +98,11 @@ impl Remotes {
         let (_, word) = self.search(key)?;
         // The upper 16 bits.
         #[allow(clippy::cast_possible_truncation)]
-        (word != FREE).then_some(VtepNumber((word >> NUMBER) as u16))
+        let number = VtepNumber((word >> NUMBER) as u16);
+        if word == FREE {
+            return self.rest.filter(|_| mac[0] & 1 == 0);
+        }
+        Some(number)
     }
 
     /// The destination of frames to an address.
@@ -225,6 +240,17 @@ mod tests {
             assert_eq!(remotes.find(mac), None);
             remotes.remove(mac);
         }
+    }
+
+    #[test]
+    fn all_stations_may_be_behind_one_vtep() {
+        let remotes = Remotes::behind(VtepNumber(3));
+        for number in [1, 2, 900] {
+            assert_eq!(remotes.find(mac(number)), Some(VtepNumber(3)));
+            remotes.remove(mac(number));
+        }
+        assert_eq!(remotes.find([1, 0, 0x5e, 0, 0, 1]), None);
+        assert!(!remotes.set(mac(1), VtepNumber(1)), "there is no room for others");
     }
 
     /// Compared with a map, while addresses come and go for a long time; a full table has the longest searches.

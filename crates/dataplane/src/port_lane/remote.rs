@@ -1,6 +1,6 @@
-//! Frames of guests to stations on other hosts, which a VXLAN connects. The network's uplink is the kernel's vxlan device,
-//! and the kernel can send all of them. Frames that need nothing but headers leave by a queue of the NIC below instead, the
-//! underlay: the worker writes the headers of the VTEP that the FDB names ([`crate::fdb::remotes`]).
+//! Frames of guests to stations on other hosts, which a tunnel connects (VXLAN, Geneve). The network's uplink is the kernel's
+//! device, and the kernel can send all of them. Frames that need nothing but headers leave by a queue of the NIC below
+//! instead, the underlay: the worker writes the headers of the VTEP that the FDB names ([`crate::fdb::remotes`]).
 //!
 //! If the underlay's queue has zero-copy, GSO packets are segmented, and each segment gets headers of its own. Without it
 //! the kernel's segmentation costs less.
