@@ -30,7 +30,7 @@
  * A network in a *tunnel* (steer_tunnel.h) gets unicast frames of that tunnel only, decapsulated: they are steered as above,
  * by stations that are of this network alone. Other networks in tunnels may share its queues: their frames are told by the
  * tunnel, and to the receiver by the number of the port. A frame that is no station's, or to a group, gets its outer headers
- * back and goes to the host, whose vxlan device decapsulates it. A decapsulated frame that finds no socket is dropped.
+ * back and goes to the host, whose tunnel device decapsulates it. A decapsulated frame that finds no socket is dropped.
  *
  * Invariants:
  *  - A frame that is passed leaves as it came: metadata that was added is taken away again, and outer headers are put

@@ -1,5 +1,5 @@
-//! Frames in the tunnel of a network (VXLAN, Geneve): those to a station go to the socket without their outer headers, all others
-//! to the host as they came.
+//! Frames in the tunnel of a network (VXLAN, Geneve): those to a station go to the socket without their outer headers, all
+//! others to the host as they came.
 
 use crate::common;
 

@@ -418,7 +418,7 @@ impl Lease {
         self.ask_done(&request)
     }
 
-    /// Has the program decapsulate frames for a vxlan device: see [`Request::Tunnel`]. Returns two rtnetlink
+    /// Has the program decapsulate frames for a tunnel device: see [`Request::Tunnel`]. Returns two rtnetlink
     /// sockets in the interface's network namespace, non-blocking, which can read and not change. Call it again when
     /// the steward reports a change ([`Lease::take_changes`]).
     ///

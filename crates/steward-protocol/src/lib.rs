@@ -49,7 +49,7 @@
 //! | 28 `DropUnknown` | 4 | network (4; 0: the lease's) |
 //! | 29 `TunnelStations` | 776 | network (4), then as `Stations` |
 //! | 31 `Vteps` | 648 | network (4), number of changes (4), 32 × change: IP (16), 1: added (4) |
-//! | 32 `Tunnel` | 20 | network (4), name of a vxlan device (16); the answer has two rtnetlink sockets |
+//! | 32 `Tunnel` | 20 | network (4), name of a tunnel device (16); the answer has two rtnetlink sockets |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),

@@ -128,7 +128,7 @@ pub enum Request {
         /// The changes.
         changes: Vec<AddressChange>,
     },
-    /// Has the program of a network's lease in XDP mode decapsulate frames that arrive for a vxlan device and are to
+    /// Has the program of a network's lease in XDP mode decapsulate frames that arrive for a tunnel device and are to
     /// stations of the network, which other networks in tunnels may have, too; frames that it does not take go to the
     /// device as before. If a VLAN device on the interface has the local address, packets have its tag. A network that
     /// had no tunnel loses its stations. The answer is `Done` with two rtnetlink sockets in the interface's network
@@ -139,7 +139,7 @@ pub enum Request {
         /// 0: the lease's network; up to [`SHARES_MAX`](super::SHARES_MAX): another network that shares its queues, and
         /// begins with this request. The lease's network has to have a tunnel then.
         share: u32,
-        /// Name of the vxlan device.
+        /// Name of the device (VXLAN, Geneve).
         device: String,
     },
     /// [`Request::Stations`] of a network that shares the queues of the lease, or of the lease's.

@@ -188,7 +188,12 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
         "another network of nic0 receives VNI 7 at 10.9.0.1",
     );
     refused(&second, "vx9", Reason::Nic, "vx9 cannot be found");
-    refused(&second, "nic0", Reason::Nic, "nic0 is no vxlan device: name one");
+    refused(
+        &second,
+        "nic0",
+        Reason::Nic,
+        "nic0 is no device of VXLAN or Geneve: name one",
+    );
     ip(
         world,
         "link add vx8 type vxlan id 8 local 10.9.0.1 dstport 4789 nolearning",

@@ -1,10 +1,10 @@
-//! Where a vxlan device sends frames: its forwarding database, and the next hops of the VTEPs (tunnel endpoints) in it.
+//! Where a tunnel device sends frames: the forwarding database of one of VXLAN, the next hops of VTEPs (tunnel endpoints).
 //!
 //! All of it is read through sockets that another process opened, perhaps in another network namespace. The kernel
 //! checks the capabilities of a sender, too, so a process without them can only read.
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,8 @@ use rustix::net::{RecvFlags, SendFlags, bind, recv, send};
 
 use super::all::Seen;
 use super::bridge::FdbDump;
-use super::tunnel::Vxlan;
+use super::tunnel::Device;
+use super::{header_of, netlink_socket};
 
 /// The header of a netlink message (struct nlmsghdr, include/uapi/linux/netlink.h): its length, and where the type and the
 /// sequence number are in it.
@@ -88,7 +89,28 @@ pub struct Resolved {
     pub is_stale: bool,
 }
 
+/// [`Tables::device_named`], in this network namespace.
+///
+/// # Errors
+/// As there.
+pub fn device_named(name: &str) -> Result<Device, String> {
+    Tables::open()?.device_named(name)
+}
+
+/// [`Tables::device_numbered`], in this network namespace.
+///
+/// # Errors
+/// As there.
+pub fn device_numbered(index: u32) -> Result<Device, String> {
+    Tables::open()?.device_numbered(index)
+}
+
 impl Tables {
+    fn open() -> Result<Self, String> {
+        let socket = netlink_socket(None).map_err(|error| format!("no socket for rtnetlink: {error}"))?;
+        Ok(Self::new(socket))
+    }
+
     /// Reads through a non-blocking socket: rtnetlink answers during send(2), and continues a dump in recv(2), so nothing has
     /// to wait.
     pub fn new(socket: OwnedFd) -> Self {
@@ -118,6 +140,16 @@ impl Tables {
     /// # Errors
     /// The kernel's.
     pub fn next_hop(&mut self, local: IpAddr, vtep: IpAddr) -> io::Result<Option<NextHop>> {
+        let route = self.route(Some(local), vtep)?;
+        Ok(route.map(|(next, _)| next))
+    }
+
+    /// The next hop of packets to a VTEP, from this address or from any, and the address that the kernel would choose.
+    fn route(
+        &mut self,
+        local: Option<IpAddr>,
+        vtep: IpAddr,
+    ) -> io::Result<Option<(NextHop, Option<IpAddr>)>> {
         let (family, bits) = match vtep {
             IpAddr::V4(_) => (libc::AF_INET, 32),
             IpAddr::V6(_) => (libc::AF_INET6, 128),
@@ -125,11 +157,14 @@ impl Tables {
         let header = Rtmsg {
             rtm_family: family as u8,
             rtm_dst_len: bits,
-            rtm_src_len: bits,
+            rtm_src_len: if local.is_some() { bits } else { 0 },
             ..Rtmsg::default()
         };
         let mut request = rt_route::Request::new().op_getroute_do(&header);
-        request.encode().push_dst(vtep).push_src(local);
+        request.encode().push_dst(vtep);
+        if let Some(local) = local {
+            request.encode().push_src(local);
+        }
         let mut found = None;
         let asked = self.ask(&request, |(header, attributes)| {
             let ip = attributes
@@ -139,7 +174,7 @@ impl Tables {
             // Others than plain routes are the kernel's: local and broadcast addresses, lightweight tunnels.
             let is_plain = header.rtm_type == RTN_UNICAST && attributes.get_encap_type().is_err();
             let index = attributes.get_oif().ok().filter(|_| is_plain);
-            found = index.map(|index| NextHop { index, ip });
+            found = index.map(|index| (NextHop { index, ip }, attributes.get_prefsrc().ok()));
         });
         match asked {
             Ok(()) => Ok(found),
@@ -198,22 +233,43 @@ impl Tables {
         Ok(found)
     }
 
-    /// Reads a vxlan device.
+    /// Reads a tunnel device by its name.
     ///
     /// # Errors
-    /// As [`Vxlan::by_name`].
-    pub fn vxlan(&mut self, name: &str) -> Result<Vxlan, String> {
-        let text = CString::new(name).map_err(|error| error.to_string())?;
-        let mut request = rt_link::Request::new().op_getlink_do(&Ifinfomsg::default());
-        request.encode().push_ifname(&text);
+    /// There is none, or its packets have to pass through it: in words, with the remedy.
+    pub fn device_named(&mut self, name: &str) -> Result<Device, String> {
+        let text = CString::new(name).map_err(|_| format!("{name:?} is no name of an interface"))?;
+        let device = self.device(&Ifinfomsg::default(), Some(&text));
+        device.map_err(|why| format!("{name} {why}"))
+    }
+
+    /// Reads a tunnel device by its index.
+    ///
+    /// # Errors
+    /// As [`Self::device_named`].
+    pub fn device_numbered(&mut self, index: u32) -> Result<Device, String> {
+        let device = self.device(&header_of(index), None);
+        device.map_err(|why| format!("the interface with index {index} {why}"))
+    }
+
+    fn device(&mut self, header: &Ifinfomsg, name: Option<&CStr>) -> Result<Device, String> {
+        let mut request = rt_link::Request::new().op_getlink_do(header);
+        if let Some(name) = name {
+            request.encode().push_ifname(name);
+        }
         let mut found = Err("is gone".to_owned());
         let asked = self.ask(&request, |(header, attributes)| {
-            found = Vxlan::of(&header, &attributes);
+            found = Device::of(&header, &attributes);
         });
-        let found = asked
-            .map_err(|error| format!("cannot be found: {error}"))
-            .and(found);
-        found.map_err(|why| format!("{name} {why}"))
+        asked.map_err(|error| format!("cannot be found: {error}"))?;
+        let mut device = found?;
+        if let Some(remote) = device.remote {
+            let route = self.route(None, remote);
+            let route = route.map_err(|error| format!("has a remote without a route: {error}"))?;
+            let local = route.and_then(|(_, local)| local);
+            device.tunnel.local = local.ok_or_else(|| format!("has no route to its remote {remote}"))?;
+        }
+        Ok(device)
     }
 
     /// Sends a request, and calls `each` for each message of the answer.
@@ -515,6 +571,11 @@ mod tests {
             assert_eq!(hop("10.9.0.2"), Some(on("10.9.0.2")));
             assert_eq!(hop("10.77.5.5"), Some(on("10.9.0.254")));
             assert_eq!(hop("192.0.2.1"), None);
+            let mut source = |to: &str| tables.route(None, address(to)).expect("asked");
+            let chosen = |ip| Some((on(ip), Some(local)));
+            assert_eq!(source("10.9.0.2"), chosen("10.9.0.2"));
+            assert_eq!(source("10.77.5.5"), chosen("10.9.0.254"));
+            assert_eq!([source("192.0.2.1"), source("10.9.0.1")], [None, None]);
             let mut resolved = |ip: &str| tables.neighbour(on(ip)).expect("asked");
             let known = |last, is_stale| {
                 let mac = [2, 0, 0, 0, 0, last];

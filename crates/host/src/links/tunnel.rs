@@ -1,6 +1,7 @@
-//! VXLAN devices: what packets of theirs look like, and whether the interface that sends them has a large enough MTU.
+//! Devices of tunnels (VXLAN, Geneve): what packets of theirs look like, and whether the interface that sends them has a
+//! large enough MTU.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::io;
 use std::net::IpAddr;
 
@@ -13,55 +14,59 @@ use steer::Tunnel;
 use super::all::Seen;
 use super::{Link, get_link, header_of};
 
-/// `IFLA_INFO_DATA`, and in it `IFLA_VXLAN_*` (include/uapi/linux/if_link.h).
+/// `IFLA_INFO_DATA` (include/uapi/linux/if_link.h).
 const INFO_DATA: u16 = 2;
-const ID: u16 = 1;
-const LOCAL: u16 = 4;
-const TTL: u16 = 5;
+/// `IFLA_VXLAN_LEARNING`
 const LEARNING: u16 = 7;
-const PORT: u16 = 15;
-const LOCAL6: u16 = 17;
-const UDP_ZERO_CSUM6: [u16; 2] = [19, 20];
-const COLLECT_METADATA: u16 = 25;
-const GPE: u16 = 27;
 
-/// A VXLAN device whose packets need not pass through it: another program can take frames out of packets that arrive
-/// for it, and make packets as it would.
+/// Attributes of a kind of tunnel device.
+struct Kind {
+    id: u16,
+    /// Of IPv4 and IPv6: the local address of VXLAN, the remote one of Geneve.
+    addresses: [u16; 2],
+    ttl: u16,
+    port: u16,
+    zero_checksums: [u16; 2],
+    /// A flag, or 1, in one of them: the device carries frames of several VNIs, or others than those of Ethernet.
+    external: [u16; 2],
+}
+
+/// `IFLA_VXLAN_*`; `external`: `COLLECT_METADATA`, `GPE`.
+const VXLAN: Kind = Kind {
+    id: 1,
+    addresses: [4, 17],
+    ttl: 5,
+    port: 15,
+    zero_checksums: [19, 20],
+    external: [25, 27],
+};
+/// `IFLA_GENEVE_*`; `external`: `COLLECT_METADATA`, `INNER_PROTO_INHERIT`.
+const GENEVE: Kind = Kind {
+    id: 1,
+    addresses: [2, 7],
+    ttl: 3,
+    port: 5,
+    zero_checksums: [9, 10],
+    external: [6, 14],
+};
+
+/// A device of VXLAN or Geneve whose packets need not pass through it: another program can take frames out of packets that
+/// arrive for it, and make packets as it would.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Vxlan {
+pub struct Device {
     /// Its name.
     pub name: String,
     /// Bytes.
     pub mtu: u32,
     /// Its index, and the tunnel, without its VLAN ([`Self::tunnel_on`]).
     pub tunnel: Tunnel,
+    /// The only host that a device of Geneve sends to; `None`: it is one of VXLAN, whose forwarding database has them.
+    pub remote: Option<IpAddr>,
     /// Time to live, or hop limit, of packets that are sent.
     pub ttl: u8,
 }
 
-impl Vxlan {
-    /// Asks for a device by its name.
-    ///
-    /// # Errors
-    /// There is none, or its packets have to pass through it: in words, with the remedy.
-    pub fn by_name(name: &str) -> Result<Self, String> {
-        let text = CString::new(name).map_err(|_| format!("{name:?} is no name of an interface"))?;
-        Self::ask(&Ifinfomsg::default(), Some(&text)).map_err(|why| format!("{name} {why}"))
-    }
-
-    /// Asks for a device by its index.
-    ///
-    /// # Errors
-    /// As [`Self::by_name`].
-    pub fn by_index(index: u32) -> Result<Self, String> {
-        Self::ask(&header_of(index), None).map_err(|why| format!("the interface with index {index} {why}"))
-    }
-
-    fn ask(header: &Ifinfomsg, name: Option<&CStr>) -> Result<Self, String> {
-        let asked = get_link(header, name, Self::of);
-        asked.unwrap_or_else(|error| Err(format!("cannot be found: {error}")))
-    }
-
+impl Device {
     /// Its tunnel, for packets that arrive at an interface: with a tag if a VLAN device (802.1Q) on that interface has the
     /// local address.
     ///
@@ -73,33 +78,45 @@ impl Vxlan {
         Ok(Tunnel { vlan, ..self.tunnel })
     }
 
-    /// The device of an answer of rtnetlink.
+    /// The device of an answer of rtnetlink. One of Geneve has no local address: the caller replaces it by that of the route to
+    /// `remote`.
     ///
     /// # Errors
-    /// As [`Self::by_name`], without the name.
-    pub fn of(header: &Ifinfomsg, attributes: &IterableLinkAttrs<'_>) -> Result<Self, String> {
+    /// Its packets have to pass through it: in words, without its name, with the remedy.
+    pub(super) fn of(header: &Ifinfomsg, attributes: &IterableLinkAttrs<'_>) -> Result<Self, String> {
         let name = attributes
             .get_ifname()
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
         let info = attributes.get_linkinfo().ok();
-        let info = info.filter(|info| info.get_kind().is_ok_and(|kind| kind == c"vxlan"));
-        let data = info.and_then(|info| find_attr(info.get_buf(), INFO_DATA));
-        let data = data.ok_or("is no vxlan device: name one")?;
-        let is_set = |which| find_attr(data, which).is_some_and(|value| value == [1]);
-        if is_set(COLLECT_METADATA) || find_attr(data, GPE).is_some() {
+        let data = info
+            .as_ref()
+            .and_then(|info| find_attr(info.get_buf(), INFO_DATA));
+        let kind = info.as_ref().and_then(|info| info.get_kind().ok());
+        let (data, is_geneve, kind) = match (data, kind.map(CStr::to_bytes)) {
+            (Some(data), Some(b"vxlan")) => (data, false, VXLAN),
+            (Some(data), Some(b"geneve")) => (data, true, GENEVE),
+            _ => return Err("is no device of VXLAN or Geneve: name one".into()),
+        };
+        let is_set = |which| find_attr(data, which).is_some_and(|value| [&[][..], &[1]].contains(&value));
+        if kind.external.into_iter().any(is_set) {
             return Err(
-                "does not carry Ethernet frames of a single VNI: make it without `external` and `gpe`".into(),
+                "does not carry Ethernet frames of a single VNI: make it without `external`, `gpe` and \
+                        `innerprotoinherit`"
+                    .into(),
             );
         }
         let set = format!("`ip link set dev {name} type vxlan");
-        let local = local_address(attributes);
-        let local = local.ok_or_else(|| format!("has no local address: {set} local ADDRESS`"))?;
-        if is_set(LEARNING) {
+        let address = address(data, kind.addresses).filter(|address| !address.is_unspecified());
+        let address = address.ok_or_else(|| match is_geneve {
+            true => "has no remote address: make it again with `remote ADDRESS`".to_owned(),
+            false => format!("has no local address: {set} local ADDRESS`"),
+        })?;
+        if !is_geneve && is_set(LEARNING) {
             return Err(format!("learns addresses from packets: {set} nolearning`"));
         }
-        if local.is_ipv6() && !UDP_ZERO_CSUM6.into_iter().all(is_set) {
+        if address.is_ipv6() && !kind.zero_checksums.into_iter().all(is_set) {
             return Err("requires UDP checksums: make it again with `udp6zerocsumtx udp6zerocsumrx`, here and on the \
                         other hosts"
                 .into());
@@ -107,25 +124,33 @@ impl Vxlan {
         if header.ifi_flags & libc::IFF_UP.cast_unsigned() == 0 {
             return Err(format!("is down: `ip link set {name} up`"));
         }
-        let vni = find_attr(data, ID).and_then(|vni| vni.try_into().ok());
-        let port = find_attr(data, PORT).and_then(|port| port.try_into().ok());
-        let ttl = find_attr(data, TTL).and_then(|ttl| ttl.first().copied());
+        let vni = find_attr(data, kind.id).and_then(|vni| vni.try_into().ok());
+        let port = find_attr(data, kind.port).and_then(|port| port.try_into().ok());
+        let ttl = find_attr(data, kind.ttl).and_then(|ttl| ttl.first().copied());
         Ok(Self {
             name,
             mtu: attributes.get_mtu().unwrap_or_default(),
             tunnel: Tunnel {
                 device: header.ifi_index.cast_unsigned(),
-                is_geneve: false,
+                is_geneve,
                 vni: vni.map(u32::from_ne_bytes).ok_or("has no VNI")?,
                 port: port.map(u16::from_be_bytes).ok_or("has no UDP port")?,
-                local,
+                local: address,
                 vlan: 0,
                 drops_unknown: false,
             },
+            remote: is_geneve.then_some(address),
             // 0: the kernel uses net.ipv4.ip_default_ttl, 64 unless it was changed.
             ttl: ttl.filter(|&ttl| ttl != 0).unwrap_or(64),
         })
     }
+}
+
+/// The address in one of these attributes, of IPv4 and IPv6.
+fn address(data: &[u8], [v4, v6]: [u16; 2]) -> Option<IpAddr> {
+    let v4 = find_attr(data, v4).and_then(|v4| <[u8; 4]>::try_from(v4).ok());
+    let v6 = find_attr(data, v6).and_then(|v6| <[u8; 16]>::try_from(v6).ok());
+    v4.map(IpAddr::from).or(v6.map(IpAddr::from))
 }
 
 /// Bytes that VXLAN adds to a packet: headers of Ethernet, VXLAN, UDP and IP (RFC 7348, section 5).
@@ -166,10 +191,7 @@ fn note(vxlan: &Link, local: IpAddr, below: &Link) -> String {
 
 fn local_address(attributes: &IterableLinkAttrs<'_>) -> Option<IpAddr> {
     let info = attributes.get_linkinfo().ok()?;
-    let data = find_attr(info.get_buf(), INFO_DATA)?;
-    let v4 = find_attr(data, LOCAL).and_then(|v4| <[u8; 4]>::try_from(v4).ok());
-    let v6 = find_attr(data, LOCAL6).and_then(|v6| <[u8; 16]>::try_from(v6).ok());
-    v4.map(IpAddr::from).or(v6.map(IpAddr::from))
+    address(find_attr(info.get_buf(), INFO_DATA)?, VXLAN.addresses)
 }
 
 /// The VLAN of the VLAN device on an interface that has an address; 0: none has it.
@@ -233,7 +255,56 @@ fn addresses(mut look: impl FnMut(&Ifaddrmsg, IpAddr, Option<IpAddr>)) -> io::Re
 
 #[cfg(test)]
 mod tests {
+    use netlink_bindings::rt_link::OpGetlinkDo;
+    use netlink_bindings::traits::NetlinkRequest as _;
+
     use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let len = (4 + value.len()) as u16;
+        let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// What is read of a Geneve device that is up, with these attributes of its own, as `geneve_fill_info` writes them.
+    fn geneve(own: &[(u16, &[u8])]) -> Result<Device, String> {
+        let own = own.iter().flat_map(|&(kind, value)| attribute(kind, value));
+        let data = attribute(INFO_DATA, &own.collect::<Vec<_>>());
+        let info = [attribute(1, b"geneve\0"), data].concat();
+        let header = [[0; 4], 7u32.to_ne_bytes(), 1u32.to_ne_bytes(), [0; 4]].concat();
+        let reply = [header, attribute(3, b"gnv7\0"), attribute(18, &info)].concat();
+        let (header, attributes) = OpGetlinkDo::decode_reply(&reply);
+        Device::of(&header, &attributes)
+    }
+
+    #[test]
+    fn geneve_device_has_one_remote_and_carries_ethernet() {
+        let (id, v4, ttl, port) = (7u32.to_ne_bytes(), [10, 9, 0, 2], [9], 6081u16.to_be_bytes());
+        let plain: [(u16, &[u8]); 4] = [(1, &id), (2, &v4), (3, &ttl), (5, &port)];
+        let with = |more: &[(u16, &[u8])]| geneve(&[&plain[..], more].concat());
+        let device = with(&[(10, &[0])]).expect("a plain one");
+        let Tunnel {
+            is_geneve, vni, port, ..
+        } = device.tunnel;
+        assert_eq!((device.tunnel.device, is_geneve, vni, port), (7, true, 7, 6081));
+        assert_eq!((device.remote, device.ttl), (Some(v4.into()), 9));
+        let refusal = |device: Result<Device, String>| device.expect_err("refused");
+        for flag in [6, 14] {
+            assert!(refusal(with(&[(flag, &[])])).contains("single VNI"), "{flag}");
+        }
+        assert!(refusal(geneve(&[(1, &id), (2, &[0; 4])])).contains("no remote address"));
+        let v6 = [1; 16];
+        let over_v6 = |checksums: u8| {
+            let (remote, none) = ((7u16, &v6[..]), [checksums]);
+            geneve(&[plain[0], remote, plain[3], (9, &[1]), (10, &none)])
+        };
+        assert!(refusal(over_v6(0)).contains("udp6zerocsumtx"));
+        assert_eq!(
+            over_v6(1).map(|device| (device.remote, device.ttl)),
+            Ok((Some(v6.into()), 64))
+        );
+    }
 
     #[test]
     fn longest_packet_fits_the_interface_below() {

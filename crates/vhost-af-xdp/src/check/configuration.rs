@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use host::links::ipsec;
-use host::links::tunnel::Vxlan;
+use host::links::routes;
 use host::unserved_queues::unserved_queues;
 use program::peer::{self, Credentials};
 use program::steward::{DEFAULT_POLICY, DEFAULT_SOCKET};
@@ -516,7 +516,7 @@ impl Look<'_> {
             found.push(Finding::warning(Kind::PacketsLost, subject, losses));
         }
         let usable = queues.underlay_of.as_deref().map(|device| {
-            Vxlan::by_name(device).and_then(|_| match ipsec::has_policies() {
+            routes::device_named(device).and_then(|_| match ipsec::has_policies() {
                 Ok(true) => Err(ipsec::BYPASSED.to_owned()),
                 // Without the privilege to ask, the steward finds out.
                 Ok(false) | Err(_) => Ok(()),

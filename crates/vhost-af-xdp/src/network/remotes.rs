@@ -1,10 +1,11 @@
-//! Follows the forwarding database (FDB), routes and neighbours of the kernel's vxlan device, and builds the tables by
+//! Follows the forwarding database (FDB), routes and neighbours of the kernel's tunnel device, and builds the tables by
 //! which workers encapsulate ([`Remotes`], [`Vteps`]).
 //!
-//! The FDB gives the VTEP (tunnel endpoint) of a MAC address, routes its next hop, neighbours the MAC address of that. This
-//! only reads: the kernel resolves next hops. Frames to a VTEP without a resolved next hop on the underlay go through the
-//! kernel; the first one makes it resolve the next hop, and its notification arrives here. If a next hop is stale, one frame
-//! goes through the kernel, which confirms it ([`Vtep::confirm`]).
+//! The FDB of a VXLAN device gives the VTEP (tunnel endpoint) of a MAC address; a Geneve device has one VTEP, which gets all
+//! frames. Routes give the next hop of a VTEP, neighbours the MAC address of that. This only reads: the kernel resolves next
+//! hops. Frames to a VTEP without a resolved next hop on the underlay go through the kernel; the first one makes it resolve
+//! the next hop, and its notification arrives here. If a next hop is stale, one frame goes through the kernel, which confirms
+//! it ([`Vtep::confirm`]).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use dataplane::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use host::links::Link;
 use host::links::routes::{Change, NextHop, Resolved, TableChanges, Tables, VxlanEntry};
-use host::links::tunnel::Vxlan;
+use host::links::tunnel::Device;
 use packet::ethernet::Mac;
 use packet::tunnel::{Endpoints, Outer};
 use steer::Tunnel;
@@ -78,7 +79,9 @@ struct VtepState {
 pub(super) struct Follower {
     tables: Tables,
     pub(super) changes: Arc<TableChanges>,
-    vxlan: Vxlan,
+    device: Device,
+    /// The device is another one now, or its local address: the tunnel has to be set again.
+    pub(super) is_outdated: bool,
     /// Index and MAC address of the underlay's interface.
     underlay: (u32, Mac),
     /// That interface (VLAN 0) and the VLAN devices on it, by index: VLAN and MAC address.
@@ -114,13 +117,13 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Reads all tables of a vxlan device by these sockets ([`steward_client::Lease::tunnel`]).
+    /// Reads all tables of a tunnel device by these sockets ([`steward_client::Lease::tunnel`]).
     ///
     /// # Errors
     /// In words.
     pub(super) fn begin(
         [requests, changes]: [OwnedFd; 2],
-        vxlan: &str,
+        device: &str,
         underlay: &Link,
         takes_all_listed: bool,
     ) -> Result<Self, String> {
@@ -128,7 +131,8 @@ impl Follower {
         let changes = TableChanges::subscribe(changes).map_err(|error| error.to_string())?;
         let (mut tables, now) = (Tables::new(requests), Instant::now());
         let mut follower = Self {
-            vxlan: tables.vxlan(vxlan)?,
+            device: tables.device_named(device)?,
+            is_outdated: false,
             tables,
             changes: Arc::new(changes),
             underlay: (underlay.index, underlay.mac),
@@ -153,18 +157,25 @@ impl Follower {
             counts: RemoteCounts::default(),
         };
         follower.read().map_err(|error| error.to_string())?;
+        if let Some(number) = follower
+            .device
+            .remote
+            .and_then(|remote| follower.number_of(remote))
+        {
+            follower.remotes = Arc::new(Remotes::behind(number));
+        }
         follower.publish(Instant::now());
         Ok(follower)
     }
 
-    /// Name of the vxlan device, if packets for it from unknown hosts are dropped.
+    /// Name of the tunnel device, if packets for it from unknown hosts are dropped.
     pub(super) fn drops_for(&self) -> Option<&str> {
-        self.takes_all_listed.then_some(&self.vxlan.name)
+        self.takes_all_listed.then_some(&self.device.name)
     }
 
     /// Applies pending changes; returns whether [`Self::vteps`] is another one.
     pub(super) fn follow(&mut self) -> bool {
-        let (index, interfaces) = (self.vxlan.tunnel.device, &self.interfaces);
+        let (index, interfaces) = (self.device.tunnel.device, &self.interfaces);
         let (mut entries, mut hops) = (Vec::new(), HashSet::new());
         let (mut needs_read, mut needs_resolve) = (self.needs_read, self.needs_resolve);
         let mut note = |change| match change {
@@ -226,7 +237,7 @@ impl Follower {
         match std::mem::take(&mut self.needs_read) {
             true => {
                 if let Err(error) = self.read() {
-                    tracing::debug!("cannot read the tables of {}: {error}", self.vxlan.name);
+                    tracing::debug!("cannot read the tables of {}: {error}", self.device.name);
                     self.needs_read = true;
                 }
             }
@@ -241,7 +252,7 @@ impl Follower {
         let (mut found, mut left_out) = (HashMap::new(), 0);
         self.flooded.clear();
         self.is_unreported = true;
-        let (device, flooded) = (self.vxlan.tunnel.device, &mut self.flooded);
+        let (device, flooded) = (self.device.tunnel.device, &mut self.flooded);
         self.tables.fdb(device, |entry| match entry {
             VxlanEntry::Unicast(mac, Some(vtep)) if found.len() < REMOTES_MAX => {
                 found.insert(mac, vtep);
@@ -377,6 +388,11 @@ impl Follower {
 
     /// Reads all interfaces, routes and next hops.
     fn resolve_all(&mut self) {
+        // Of a VXLAN device the steward reports changes. The local address of a Geneve device changes with a route.
+        if self.device.remote.is_some() {
+            let now = self.tables.device_numbered(self.device.tunnel.device);
+            self.is_outdated |= now.as_ref() != Ok(&self.device);
+        }
         let (index, mac) = self.underlay;
         let vlans = self.tables.vlans_on(index);
         self.interfaces = vlans.unwrap_or_else(|error| {
@@ -396,7 +412,7 @@ impl Follower {
 
     /// The next hop of a VTEP, if it is on the underlay.
     fn next_hop(&mut self, vtep: IpAddr) -> Option<Hop> {
-        let found = self.tables.next_hop(self.vxlan.tunnel.local, vtep);
+        let found = self.tables.next_hop(self.device.tunnel.local, vtep);
         let found = found.unwrap_or_else(|error| {
             tracing::debug!("cannot read the route to {vtep}: {error}");
             None
@@ -424,8 +440,14 @@ impl Follower {
     /// Reads the MAC addresses of next hops, each once, for these VTEPs behind them.
     fn resolve_hops(&mut self, is_wanted: impl Fn(VtepNumber, NextHop) -> bool) {
         let mut read = HashMap::new();
-        let (Tunnel { local, port, vni, .. }, ttl) = (self.vxlan.tunnel, self.vxlan.ttl);
-        let is_geneve = false;
+        let ttl = self.device.ttl;
+        let Tunnel {
+            local,
+            is_geneve,
+            port,
+            vni,
+            ..
+        } = self.device.tunnel;
         for (&number, vtep) in &mut self.vteps {
             let Some(Hop { next, vlan, from }) = vtep.hop.filter(|hop| is_wanted(number, hop.next)) else {
                 continue;
@@ -641,7 +663,7 @@ mod tests {
         let (remotes, numbers) = (Arc::clone(&follower.remotes), follower.numbers.clone());
         let reported = ns.enter(|| {
             let socket = netlink_socket(None).expect("a socket");
-            TableChanges::prepare(socket.as_fd(), follower.vxlan.tunnel.device).expect("prepared");
+            TableChanges::prepare(socket.as_fd(), follower.device.tunnel.device).expect("prepared");
             TableChanges::subscribe(socket).expect("subscribed")
         });
         let is_done = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! The underlay of a network whose uplink is a vxlan device: queues of the NIC that carries its packets.
+//! The underlay of a network whose uplink is a tunnel device (VXLAN, Geneve): queues of the NIC that carries its packets.
 //!
 //! The uplink, in tap mode, can carry every frame: the kernel encapsulates. With an underlay most frames take a shorter way:
 //! the XDP program on the NIC decapsulates packets with unicast frames for guests, and workers encapsulate frames of guests
@@ -191,7 +191,7 @@ impl Network {
         }
     }
 
-    /// Opens what is not open of the underlay. Sets the tunnel again in any case: the vxlan device may be another one.
+    /// Opens what is not open of the underlay. Sets the tunnel again in any case: the tunnel device may be another one.
     fn open_underlay(
         &self,
         state: &mut State,
@@ -353,12 +353,16 @@ impl Network {
             return (None, None);
         };
         let has_other_vteps = follower.follow();
+        let is_outdated = std::mem::take(&mut follower.is_outdated);
         let followed = (Some(Arc::clone(&follower.changes)), follower.due());
         if has_other_vteps {
             self.set_fdb(&state);
         }
-        if let Err(error) = send_vtep_changes(&mut state.underlay) {
-            tracing::debug!(network = self.name, "{}", with_sources(&error));
+        let sent = send_vtep_changes(&mut state.underlay);
+        if let Err(error) = &sent {
+            tracing::debug!(network = self.name, "{}", with_sources(error));
+        }
+        if sent.is_err() || is_outdated {
             // All are set again.
             state.underlay.retry.hurry(Instant::now());
         }

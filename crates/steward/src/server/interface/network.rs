@@ -62,7 +62,7 @@ impl Network {
     /// The note for its lessee; may be empty.
     pub(super) fn note(&self, interface: &str) -> String {
         match self.tunnel {
-            // In other queues they go to the vxlan device.
+            // In other queues they go to the tunnel device.
             Some(_) => String::new(),
             None => self.unserved.note(interface, &self.queues, true),
         }

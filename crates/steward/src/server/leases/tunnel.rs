@@ -11,8 +11,8 @@ use steer::{Station, Tunnel, mac_text, network_number};
 use crate::server::connections::connection::{Connection, Reply};
 use crate::server::leases::lease::LeaseRef;
 use crate::server::{Answered, Server, no_lease};
-use host::links::routes::TableChanges;
-use host::links::tunnel::Vxlan;
+use host::links::routes::{TableChanges, device_named, device_numbered};
+use host::links::tunnel::Device;
 use host::links::{ipsec, reading_sockets};
 use program::peer::Credentials;
 use steward_protocol::{Answer, Reason, Refusal, StationChange, VtepChange};
@@ -23,7 +23,7 @@ impl Server {
         let network = network_number(self.held_network(number)?.wanted.start_queue, share);
         let (Connection { peer, .. }, held, interface) = self.lessee(number)?;
         interface.program()?;
-        let tunnel = self.check_tunnel(LeaseRef { number, peer, held }, Vxlan::by_name(device))?;
+        let tunnel = self.check_tunnel(LeaseRef { number, peer, held }, device_named(device))?;
         self.lessee_mut(number)?.1.set_tunnel(network, tunnel)?;
         let failed = |error| Reason::Kernel.because(format!("no socket for rtnetlink: {error}"));
         let sockets = reading_sockets().map_err(failed)?;
@@ -46,7 +46,7 @@ impl Server {
     }
 
     /// The tunnel of a device, if the policy allows the user of a lease its frames, and the program can decapsulate them.
-    fn check_tunnel(&self, lease: LeaseRef<'_>, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
+    fn check_tunnel(&self, lease: LeaseRef<'_>, device: Result<Device, String>) -> Result<Tunnel, Refusal> {
         let unusable = |why| Reason::Nic.because(format!("the program cannot decapsulate its frames: {why}"));
         let device = device.map_err(unusable)?;
         ipsec::check().map_err(unusable)?;
@@ -63,7 +63,7 @@ impl Server {
         Ok(tunnel)
     }
 
-    /// Checks whether a network of a lease may have stations in a tunnel: only those of the user's network on the vxlan
+    /// Checks whether a network of a lease may have stations in a tunnel: only those of the user's network on the tunnel
     /// device, which were checked as its frames are.
     pub(crate) fn check_tunnel_stations(
         &self,
@@ -80,7 +80,7 @@ impl Server {
         match set.find(|change| !there.contains(&change.station)) {
             None => Ok(()),
             Some(StationChange { station, .. }) => Reason::NotAllowed.refuse(format!(
-                "{} is no address of this user's network on the vxlan device: set it there before",
+                "{} is no address of this user's network on the tunnel device: set it there before",
                 mac_text(station.mac)
             )),
         }
@@ -106,7 +106,7 @@ impl Server {
         })
     }
 
-    /// Takes stations from networks in tunnels that those on the vxlan devices do not have any more.
+    /// Takes stations from networks in tunnels that those on the tunnel devices do not have any more.
     pub(crate) fn judge_tunnel_stations(&mut self) {
         let networks = self.tunnels().map(|(lease, network, tunnel)| {
             let there = self.stations_on(tunnel.device, lease.peer);
@@ -125,7 +125,7 @@ impl Server {
     /// Checks the tunnels of networks again, and notifies lessees of changes.
     pub(crate) fn look_at_tunnels(&mut self) {
         let changed = self.tunnels().filter_map(|(lease, network, tunnel)| {
-            let now = self.check_tunnel(lease, Vxlan::by_index(tunnel.device));
+            let now = self.check_tunnel(lease, device_numbered(tunnel.device));
             let now = now.unwrap_or_else(|_| Tunnel::none(tunnel.device));
             (!now.is_same(tunnel)).then_some((lease.number, lease.held.interface, network, now))
         });
