@@ -75,6 +75,8 @@ enum Task {
     Hints,
     /// The packets of a network's vxlan device are in a VLAN of the NIC.
     UnderlayInVlan,
+    /// A network's uplink is a Geneve device.
+    Geneve,
 }
 
 /// All of them, for a wire.
@@ -95,7 +97,7 @@ pub(crate) fn all(wire: &Wire, short: bool) -> Vec<Case> {
         (false, false) => every_task(wire),
         (false, true) if wire.is_the_rigs() => vec![Task::Upsets(Setting::DEFAULT, &Upset::FEW), Task::Hints],
         (false, true) if zero_copy => few_of_zero_copy(wire),
-        (false, true) if *wire == Wire::Veth => vec![Task::UnderlayInVlan],
+        (false, true) if *wire == Wire::Veth => vec![Task::UnderlayInVlan, Task::Geneve],
         (false, true) => Vec::new(),
     };
     let tasks = settings.into_iter().map(Task::Frames).chain(more);
@@ -127,7 +129,7 @@ fn every_task(wire: &Wire) -> Vec<Task> {
         tasks.extend(OwnQueue::all().map(Task::OwnQueue));
     }
     if *wire == Wire::Veth {
-        tasks.push(Task::UnderlayInVlan);
+        tasks.extend([Task::UnderlayInVlan, Task::Geneve]);
     }
     tasks.extend([Task::Foreseen, Task::Raw(raw::LENGTHS), Task::Hints]);
     tasks
@@ -187,6 +189,7 @@ impl Task {
             Self::Raw(_) => "bench rxdrop, l2fwd, txonly".to_owned(),
             Self::Hints => "bench rxdrop --hints auto".to_owned(),
             Self::UnderlayInVlan => "underlay in a VLAN".to_owned(),
+            Self::Geneve => "Geneve".to_owned(),
         }
     }
 }
@@ -209,7 +212,8 @@ impl Case {
             Task::Foreseen => foreseen::run(wire),
             Task::Raw(lengths) => raw::run(wire, lengths),
             Task::Hints => raw::hints(wire),
-            Task::UnderlayInVlan => underlay::run(),
+            Task::UnderlayInVlan => underlay::in_vlan(),
+            Task::Geneve => underlay::geneve(),
         }
     }
 }
