@@ -47,8 +47,9 @@ pub struct Uplink {
     /// Allow guests and host to reach each other over the uplink [default: true]
     #[arg(long, value_name = "BOOL")]
     pub host: Option<bool>,
-    /// Interface that carries the packets of the uplink, a vxlan device. The daemon encapsulates and decapsulates most
-    /// frames there by AF_XDP, the kernel the others; docs/overlay.md [default: none, the kernel does all]
+    /// Interface that carries the packets of the uplink, a vxlan or geneve device. The daemon encapsulates and
+    /// decapsulates most frames there by AF_XDP, the kernel the others; docs/overlay.md [default: none, the kernel does
+    /// all]
     #[arg(long, value_name = "IFNAME", requires = "uplink")]
     pub underlay: Option<String>,
     /// Number of queues of the underlay. Use all that receive frames (`ethtool -l`): the kernel decapsulates what arrives
@@ -58,8 +59,8 @@ pub struct Uplink {
     /// First queue of the underlay [default: 0]
     #[arg(long, value_name = "M", requires = "underlay")]
     pub underlay_start_queue: Option<u32>,
-    /// Drop packets of the uplink, a vxlan device, that arrive at queues of the underlay from senders which the device's
-    /// forwarding database does not list; docs/overlay.md [default: false, the kernel takes them]
+    /// Drop packets of the uplink, a vxlan or geneve device, that arrive at queues of the underlay from senders which the
+    /// device does not send to; docs/overlay.md [default: false, the kernel takes them]
     #[arg(long, requires = "underlay")]
     pub drop_unknown_senders: bool,
 }

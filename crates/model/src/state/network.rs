@@ -59,7 +59,7 @@ pub struct NetworkStatus {
     pub configuration: Option<Map<String, Value>>,
 }
 
-/// Queues of the interface that carries the packets of the uplink, a vxlan device.
+/// Queues of the interface that carries the packets of the uplink, a vxlan or geneve device.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct UnderlayStatus {
     /// The interface.

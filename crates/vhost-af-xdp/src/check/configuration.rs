@@ -200,7 +200,7 @@ struct QueueUse {
     host: bool,
     /// Program and sockets are another program's.
     is_external: bool,
-    /// The vxlan device whose packets the queues receive.
+    /// The tunnel device whose packets the queues receive.
     underlay_of: Option<String>,
 }
 

@@ -510,7 +510,7 @@ pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkCo
         }),
     };
     let uplink = match (queues("underlay", &options.underlay, attachment)?, uplink) {
-        (Some(_), None) => bail!("underlay: needs an uplink, the vxlan device: name one"),
+        (Some(_), None) => bail!("underlay: needs an uplink, the vxlan or geneve device: name one"),
         (Some(at), Some(uplink)) => Some(with_underlay(uplink, at, options)?),
         (None, _) if options.drop_unknown_senders => {
             bail!(

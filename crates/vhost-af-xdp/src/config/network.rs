@@ -27,7 +27,7 @@ pub(crate) struct UplinkConfig {
     pub(crate) underlay: Option<UnderlayConfig>,
 }
 
-/// Queues of an interface for packets of the vxlan device that is a network's uplink.
+/// Queues of an interface for packets of the tunnel device that is a network's uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UnderlayConfig {
     pub(crate) at: InterfaceQueues,
