@@ -117,7 +117,12 @@ fn network_line(network: &NetworkStatus) -> String {
                 ..
             } = underlay;
             let mode = attached.as_deref().unwrap_or("no program attached");
-            format!(" over {interface} ({mode}: {addresses} address(es) on {vteps} other host(s))")
+            let addresses = match (addresses, vteps) {
+                // The host at the other end of a Geneve tunnel.
+                (0, 1..) => "all other addresses".to_owned(),
+                _ => format!("{addresses} address(es)"),
+            };
+            format!(" over {interface} ({mode}: {addresses} on {vteps} other host(s))")
         }
         None => String::new(),
     };
@@ -173,6 +178,23 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_other_addresses_are_on_the_only_host_of_a_tunnel() {
+        let text = |addresses, vteps| {
+            let underlay = UnderlayStatus {
+                addresses,
+                vteps,
+                ..UnderlayStatus::default()
+            };
+            network_line(&NetworkStatus {
+                underlay: Some(underlay),
+                ..NetworkStatus::default()
+            })
+        };
+        assert!(text(0, 1).contains("all other addresses on 1 other host(s)"));
+        assert!(text(0, 0).contains("0 address(es) on 0 other host(s)"));
+    }
 
     #[test]
     fn times_have_two_units() {
