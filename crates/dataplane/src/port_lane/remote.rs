@@ -140,6 +140,47 @@ impl Sink for ToVtep<'_, '_> {
     }
 }
 
+impl ToVtep<'_, '_> {
+    /// How many of the next frames, up to `end`, can leave here, one behind the other.
+    #[inline(always)]
+    fn count_fitting(&self, frames: &Frames<'_>, end: usize) -> usize {
+        if self.sink.unsendable(frames.counters).is_some() {
+            return 0;
+        }
+        let longest = self.sink.longest_in(self.encapsulation.outer);
+        let segments_gso = self.sink.segments_for_tunnels();
+        let next = frames.end..end;
+        let next = frames.classified[next.clone()]
+            .iter()
+            .zip(&frames.chains.chains[next]);
+        let fitting = next.take_while(|(entry, chain)| match entry.sending.request.gso {
+            None => entry.fits(entry.sending.len, longest),
+            Some(_) if !entry.is_sent => true,
+            Some(gso) => {
+                let buffers = frames.chains.buffers(chain);
+                segments_gso && entry.segments_fit(gso, frames.vring, buffers, longest)
+            }
+        });
+        fitting.count()
+    }
+
+    /// Puts the frames into the queue, as far as it has room; returns whether the next one waits for room.
+    #[inline(always)]
+    fn put_all(mut self, mut frames: Frames<'_>, (budget, done): (&mut Budget, &mut usize)) -> bool {
+        let (counters, outer, before) = (frames.counters, self.encapsulation.outer, budget.tally.frames);
+        let headers = |head: &[u8], len| self.encapsulation.headers(head, len);
+        frames.copy_whole(self.sink, headers, (budget, done));
+        // Only checks return errors, and these frames were checked before.
+        let waits = frames.put(&mut self, None, (budget, done)).unwrap_or(true);
+        self.sink.note_wait(waits);
+        let encapsulated = budget.tally.frames - before;
+        // Bytes are counted as the guest sent them.
+        budget.tally.bytes -= encapsulated * outer.len() as u64;
+        counters.from_guest_encapsulated.add(encapsulated);
+        waits
+    }
+}
+
 impl<O: OwnQueue> PortLane<O> {
     /// Finds the VTEPs of classified frames again: stations move without a new FDB, and rules remember the destinations of
     /// flows.
@@ -208,37 +249,13 @@ impl<O: OwnQueue> PortLane<O> {
             counters: &self.counters,
             end: batch.done,
         };
-        let (budget, done) = (&mut batch.budget, &mut batch.done);
         let (mut fits, mut waits) = (0, false);
         let sent = send_by(batch.siblings.uplink(place), (transmit, &self.counters), |sink| {
-            if sink.unsendable(frames.counters).is_some() {
-                return;
-            }
-            let longest = sink.longest_in(outer);
-            let of_run = frames.classified[*done..][..run].iter();
-            let of_run = of_run.zip(&frames.chains.chains[*done..]);
-            let segments_gso = sink.segments_for_tunnels();
-            let fit = of_run.take_while(|(entry, chain)| match entry.sending.request.gso {
-                None => entry.fits(entry.sending.len, longest),
-                Some(_) if !entry.is_sent => true,
-                Some(gso) => {
-                    let buffers = frames.chains.buffers(chain);
-                    segments_gso && entry.segments_fit(gso, frames.vring, buffers, longest)
-                }
-            });
-            fits = fit.count();
+            let encapsulation = Encapsulation { outer, id };
+            let vtep = ToVtep { sink, encapsulation };
+            fits = vtep.count_fitting(&frames, frames.end + run);
             frames.end += fits;
-            let before = budget.tally.frames;
-            let mut encapsulation = Encapsulation { outer, id };
-            let headers = |head: &[u8], len| encapsulation.headers(head, len);
-            frames.copy_whole(sink, headers, (budget, done));
-            let mut sink = ToVtep { sink, encapsulation };
-            // Only checks return errors, and these frames were checked before.
-            waits = frames.put(&mut sink, None, (budget, done)).unwrap_or(true);
-            sink.sink.note_wait(waits);
-            let encapsulated = budget.tally.frames - before;
-            budget.tally.bytes -= encapsulated * outer.len() as u64;
-            self.counters.from_guest_encapsulated.add(encapsulated);
+            waits = vtep.put_all(frames, (&mut batch.budget, &mut batch.done));
         });
         self.is_locked_out = sent == Sent::Busy;
         self.waits = waits || self.is_locked_out;
