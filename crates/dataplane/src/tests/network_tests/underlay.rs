@@ -360,6 +360,31 @@ fn frames_to_other_addresses_leave_by_the_uplink() {
     assert_eq!(overlay.counters(0).from_guest_encapsulated.get(), 0);
 }
 
+/// The tunnel has two ends.
+#[test]
+fn all_stations_that_are_not_here_may_be_behind_one_vtep() {
+    let mut overlay = Overlay::new(ports(&[Vlans::Untagged, Vlans::Untagged]));
+    let remotes = Arc::new(Remotes::behind(VtepNumber(1)));
+    let known = fdb(
+        ports(&[Vlans::Untagged, Vlans::Untagged]),
+        &remotes,
+        &overlay.vteps,
+    );
+    overlay.world.lanes.fdbs.insert(NETWORK.into(), known);
+    overlay.world.rebuild_forwarding();
+    let [near, stranger, all] = [NEAR, STRANGER, BROADCAST].map(|to| frame(to, mac(0), 60));
+    overlay.world.ports[1].post(2);
+    overlay.send(&[
+        near.clone(),
+        stranger.clone(),
+        all.clone(),
+        frame(mac(1), mac(0), 61),
+    ]);
+    assert_eq!(overlay.inside(0), [near, stranger]);
+    assert_eq!(overlay.uplink.take(), std::slice::from_ref(&all));
+    assert_eq!(overlay.world.ports[1].got(), [all, frame(mac(1), mac(0), 61)]);
+}
+
 #[test]
 fn station_that_moves_is_found_where_it_is() {
     let mut overlay = Overlay::plain();
