@@ -54,9 +54,9 @@ impl Sum {
             .fold(Self::of_short(rest), |sum, &lane| sum + Self(lane))
     }
 
-    /// Adds word by word, for the bytes after the last block.
+    /// Adds word by word: for the bytes after the last block, and for headers.
     #[inline]
-    fn of_short(bytes: &[u8]) -> Self {
+    pub(crate) fn of_short(bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<4>();
         let sum: u64 = words
             .iter()

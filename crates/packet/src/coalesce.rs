@@ -253,6 +253,22 @@ impl Batch {
         true
     }
 
+    /// Adds the next frame, `frame_len` bytes of which none is known: it is not merged. False, and nothing done, if the
+    /// batch is full.
+    #[inline]
+    pub fn add_unread(&mut self, frame_len: u32) -> bool {
+        let Some(entry) = self.entries.get_mut(self.count) else {
+            return false;
+        };
+        *entry = Entry {
+            len: frame_len,
+            ..Entry::EMPTY
+        };
+        self.count += 1;
+        self.close_all();
+        true
+    }
+
     /// Finds the open group that a frame can be appended to, if its checksum is good; makes it the latest.
     #[inline]
     fn find(&mut self, headers: &[u8], frame_len: u32) -> Option<Appended> {

@@ -18,7 +18,7 @@ use device::offloads::Offloads;
 use device::pair::{Fault, Vring};
 use packet::HEADERS_MAX;
 use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use packet::verify::{Unfinished, Verdict};
+use packet::verify::Unfinished;
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -380,7 +380,7 @@ impl Arrivals {
         }
         *frame = at;
         let Some(looks) = self.looks else {
-            self.batch.add(&[], len, |_| Verdict::Unknown);
+            self.batch.add_unread(len);
             return;
         };
         let first = checksums::first_bytes(pieces, umem);

@@ -332,7 +332,8 @@ fn packet_end(headers: &[u8], ip: usize, version: Ip) -> u32 {
 /// Whether the checksum of an IPv4 header without options is valid.
 #[inline]
 fn has_good_header_sum(headers: &[u8], ip: usize) -> bool {
-    Sum::of(&headers[ip..ip + ipv4::BYTES]).fold() == 0xffff
+    let header: [u8; ipv4::BYTES] = field(headers, ip);
+    Sum::of_short(&header).fold() == 0xffff
 }
 
 /// Where the values of the timestamps option are (RFC 7323, 3.2), among options that begin at `at` and end with
