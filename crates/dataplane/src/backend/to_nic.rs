@@ -222,15 +222,22 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.queue.sends.zero_copy
     }
 
-    /// Sends the segments of a GSO packet by a tunnel.
+    /// Sends the segments of a GSO packet by a tunnel; `None`: they are too long for the queue behind its headers.
     pub(crate) fn put_segments(
         &mut self,
         (frame, gso): (GuestFrame<'_>, Gso),
         tunnel: Tunnel,
         budget: &mut Budget,
-    ) -> Put {
-        let taken = self.segment(frame, gso, Some(tunnel), budget);
-        self.put_result(taken)
+    ) -> Option<Put> {
+        let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut [0; HEADERS_MAX]) else {
+            return Some(Put::Done);
+        };
+        if packet.plan.segment_bytes_max() > self.longest_in(&tunnel.outer) {
+            return None;
+        }
+        packet.plan = packet.plan.in_tunnel(tunnel);
+        let taken = self.put_packet(frame, packet, budget);
+        Some(self.put_result(taken))
     }
 
     /// Publishes queued frames, and kicks the kernel.
@@ -397,7 +404,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             Request {
                 gso: Some(gso),
                 csum: Some(_),
-            } => self.segment(frame, gso, None, budget),
+            } => self.segment(frame, gso, budget),
             Request { csum: Some(at), .. } => {
                 let Some(chunks) = self.chunks(len) else {
                     return Some(());
@@ -453,39 +460,34 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Segmenter::new(builder, references, plan, ring)
     }
 
-    /// Segments a GSO packet, all of it at once unless it has very many segments; `None`: there is no room for that
-    /// now. `tunnel`: the one that they leave by, if any.
-    fn segment(
-        &mut self,
-        frame: GuestFrame<'_>,
-        gso: Gso,
-        tunnel: Option<Tunnel>,
-        budget: &mut Budget,
-    ) -> Option<()> {
+    /// Sends a GSO packet through the tap, or segments it; `None`: there is no room for that now.
+    fn segment(&mut self, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
-        // The guest may have changed the headers since they were found to fit.
-        let in_tunnel = tunnel.as_ref().map(|tunnel| self.longest_in(&tunnel.outer));
-        let longest = in_tunnel.unwrap_or(self.queue.frame_limit);
         let frame = GuestFrame {
-            frame_limit: frame.frame_limit.min(longest),
+            frame_limit: frame.frame_limit.min(self.queue.frame_limit),
             ..frame
         };
-        let Some(mut packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {
+        let Some(packet) = GsoPacket::open(frame, gso, self.counters, &mut headers) else {
             return Some(());
         };
-        if let Some(tunnel) = tunnel {
-            packet.plan = packet.plan.in_tunnel(tunnel);
-        } else if self.queue.send_tap.is_some() {
-            match self.send_unsegmented(
-                frame.headed(&headers[..packet.plan.header_len()]),
-                &packet.plan,
-                budget,
-            ) {
+        if self.queue.send_tap.is_some() {
+            let headed = frame.headed(&headers[..packet.plan.header_len()]);
+            match self.send_unsegmented(headed, &packet.plan, budget) {
                 ByTap::Sent | ByTap::Lost => return Some(()),
                 ByTap::NoRoom => return None,
                 ByTap::Refused => {}
             }
         }
+        self.put_packet(frame, packet, budget)
+    }
+
+    /// Sends the segments of a GSO packet, all at once unless there are very many; `None`: there is no room for that now.
+    fn put_packet(
+        &mut self,
+        frame: GuestFrame<'_>,
+        mut packet: GsoPacket,
+        budget: &mut Budget,
+    ) -> Option<()> {
         let waits = self.queue.nic.unsent() > 0 || !self.transmit.outgoing.is_empty();
         let Some(mut segmenter) = self.segmenter(&packet.plan) else {
             self.counters.from_guest_too_many_pieces.add(1);

@@ -5,7 +5,7 @@ use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::ethernet::{self, ADDRESS_BYTES, Tags};
 use packet::ethertype::ARP;
-use packet::segment::{Gso, Malformed, Request};
+use packet::segment::{Malformed, Request};
 use packet::word;
 use virtqueue::{Buffer, Chain};
 
@@ -101,14 +101,6 @@ impl Classified {
             Retag::Keep | Retag::Remove => 0,
         };
         len + tag <= longest
-    }
-
-    /// Whether no segment of its GSO packet, with the tag of its VLAN, is longer than this; false also if the headers
-    /// contradict the request.
-    #[inline(never)]
-    pub(super) fn segments_fit(&self, gso: Gso, vring: &Vring, buffers: &[Buffer], longest: u32) -> bool {
-        let plan = self.any_frame(vring, buffers).plan(gso, &mut [0; HEADERS_MAX]);
-        plan.is_ok_and(|plan| self.fits(plan.segment_bytes_max(), longest))
     }
 
     /// Whether a tag can be removed or inserted so that the guest's requests stay inside the frame: a tagged frame has

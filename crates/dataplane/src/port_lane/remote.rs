@@ -107,6 +107,8 @@ fn flow_of(head: &[u8]) -> u16 {
 struct ToVtep<'a, 'b> {
     sink: &'a mut NicSink<'b, XdpNic>,
     encapsulation: Encapsulation<'a>,
+    /// The next frame is a GSO packet with segments that are too long.
+    refuses: bool,
 }
 
 impl Sink for ToVtep<'_, '_> {
@@ -127,7 +129,9 @@ impl Sink for ToVtep<'_, '_> {
                 flow: flow_of(frame.head),
                 id: self.encapsulation.take_ids(ids as u16),
             };
-            return self.sink.put_segments((frame, gso), tunnel, budget);
+            let put = self.sink.put_segments((frame, gso), tunnel, budget);
+            self.refuses = put.is_none();
+            return put.unwrap_or(Put::NoRoom);
         }
         let headers = self.encapsulation.headers(frame.head, frame.sending.len);
         let whole = Encapsulated::new(frame, headers.as_ref());
@@ -149,29 +153,23 @@ impl ToVtep<'_, '_> {
         }
         let longest = self.sink.longest_in(self.encapsulation.outer);
         let segments_gso = self.sink.segments_for_tunnels();
-        let next = frames.end..end;
-        let next = frames.classified[next.clone()]
-            .iter()
-            .zip(&frames.chains.chains[next]);
-        let fitting = next.take_while(|(entry, chain)| match entry.sending.request.gso {
+        let next = frames.classified[frames.end..end].iter();
+        let fitting = next.take_while(|entry| match entry.sending.request.gso {
             None => entry.fits(entry.sending.len, longest),
-            Some(_) if !entry.is_sent => true,
-            Some(gso) => {
-                let buffers = frames.chains.buffers(chain);
-                segments_gso && entry.segments_fit(gso, frames.vring, buffers, longest)
-            }
+            // Its segments are measured when it is sent.
+            Some(_) => segments_gso || !entry.is_sent,
         });
         fitting.count()
     }
 
     /// Puts the frames into the queue, as far as it has room; returns whether the next one waits for room.
     #[inline(always)]
-    fn put_all(mut self, mut frames: Frames<'_>, (budget, done): (&mut Budget, &mut usize)) -> bool {
+    fn put_all(&mut self, mut frames: Frames<'_>, (budget, done): (&mut Budget, &mut usize)) -> bool {
         let (counters, outer, before) = (frames.counters, self.encapsulation.outer, budget.tally.frames);
         let headers = |head: &[u8], len| self.encapsulation.headers(head, len);
         frames.copy_whole(self.sink, headers, (budget, done));
         // Only checks return errors, and these frames were checked before.
-        let waits = frames.put(&mut self, None, (budget, done)).unwrap_or(true);
+        let waits = frames.put(self, None, (budget, done)).unwrap_or(true) && !self.refuses;
         self.sink.note_wait(waits);
         let encapsulated = budget.tally.frames - before;
         // Bytes are counted as the guest sent them.
@@ -249,13 +247,20 @@ impl<O: OwnQueue> PortLane<O> {
             counters: &self.counters,
             end: batch.done,
         };
+        let first = batch.done;
         let (mut fits, mut waits) = (0, false);
         let sent = send_by(batch.siblings.uplink(place), (transmit, &self.counters), |sink| {
-            let encapsulation = Encapsulation { outer, id };
-            let vtep = ToVtep { sink, encapsulation };
+            let mut vtep = ToVtep {
+                sink,
+                encapsulation: Encapsulation { outer, id },
+                refuses: false,
+            };
             fits = vtep.count_fitting(&frames, frames.end + run);
             frames.end += fits;
             waits = vtep.put_all(frames, (&mut batch.budget, &mut batch.done));
+            if vtep.refuses && batch.done == first {
+                fits = 0;
+            }
         });
         self.is_locked_out = sent == Sent::Busy;
         self.waits = waits || self.is_locked_out;
