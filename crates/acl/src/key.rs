@@ -6,7 +6,7 @@
 
 use packet::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Payload, Skip};
 use packet::ethertype::{self, ARP, FIRST, IPV4, IPV6};
-use packet::fields::{ipv4, ipv6};
+use packet::fields::ipv4;
 use packet::icmp::*;
 use packet::ip::{Follow, Fragment, Ipv4, Ipv6, Upper};
 use packet::protocol::{DCCP, ICMP, ICMP_V6, SCTP, TCP, UDP, UDP_LITE};
@@ -57,7 +57,8 @@ pub struct Looked {
 }
 
 impl FlowKey {
-    /// The key of a frame. `head`: its first bytes ([`crate::SHORT_LOOK_BYTES`] says how many), or all; `len`: its
+    /// The key of a frame. `head`: its first bytes, of which [`packet::SHORT_HEAD`] suffice unless
+    /// [`packet::ip::is_long`]; `len`: its
     /// length. Errors: [`Malformed`].
     #[inline]
     pub fn of(head: &[u8], len: usize) -> Result<Looked, Malformed> {
@@ -243,17 +244,6 @@ pub fn fold(a: u64, b: u64) -> u64 {
 
 fn wide([high, low]: [u64; 2]) -> u128 {
     u128::from(high) << 64 | u128::from(low)
-}
-
-/// Whether [`FlowKey::of`] may need more than the first 64 bytes of a frame that begins with these: IPv4
-/// options, IPv6 extension headers, or a type after LLC.
-#[inline]
-pub fn is_long(head: &[u8; 64]) -> bool {
-    ethernet::payload(head, Skip::Vlan).is_some_and(|Payload { ethertype, at }| match ethertype {
-        IPV4 => head[at] & 0xf > 5,
-        IPV6 => !matches!(head[at + ipv6::NEXT], TCP | UDP | ICMP_V6),
-        other => other < FIRST,
-    })
 }
 
 #[inline]

@@ -34,11 +34,8 @@ use model::config::{Action, Direction, Filter, Rule};
 
 pub use self::classifier::{Classifier, Decision, Facts};
 pub use self::flow_hints::FlowHints;
-pub use self::key::{FlowKey, Looked, Malformed, fold, is_long};
+pub use self::key::{FlowKey, Looked, Malformed, fold};
 pub use self::rules::{RuleSlot, Rules, Verdict};
-
-/// Number of a frame's first bytes that are read; [`packet::HEADERS_MAX`] if [`is_long`] returns true.
-pub const SHORT_LOOK_BYTES: usize = 64;
 
 /// Compiles the rules of a direction; `None`: there are none, and all frames pass.
 #[must_use]

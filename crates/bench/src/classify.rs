@@ -5,7 +5,7 @@
 //! fields that rules check; the header decides in both cases. Frames are classified in batches, and the CPU's counter
 //! is read before and after each, so that the cost includes reading the hints. The decisions are only counted.
 
-use acl::{Classifier, Facts, SHORT_LOOK_BYTES};
+use acl::{Classifier, Facts};
 use common::cycles;
 use device::counters::PairCounters;
 use model::config::{Direction, Filter, Rule};
@@ -62,8 +62,8 @@ impl FlowClassifier {
             let hash = self.layouts.read(umem, frame).hints().hash;
             // The NIC's hash, where it distinguishes flows.
             let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
-            let mut head = [0; SHORT_LOOK_BYTES];
-            let known = (len as usize).min(SHORT_LOOK_BYTES);
+            let mut head = [0; packet::SHORT_HEAD];
+            let known = (len as usize).min(packet::SHORT_HEAD);
             // Of a frame that was received.
             let _ = umem.read(frame, &mut head[..known]);
             self.by_hash_of_nic += u64::from(hash.is_some());

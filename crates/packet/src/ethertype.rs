@@ -16,15 +16,14 @@ pub const IPV6: u16 = 0x86dd;
 pub const MAC_CONTROL: u16 = 0x8808;
 /// Service tag (IEEE 802.1ad).
 pub const SERVICE_VLAN: u16 = 0x88a8;
-/// Service tags from before that standard (`ETH_P_QINQ1` to 3), which switches may still use.
-const OLD_SERVICE_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// Lowest ethertype; a lower number is the length of an LLC frame (IEEE 802.3).
 pub const FIRST: u16 = 0x0600;
 /// Stands for the ethertype of LLC frames that have none.
 pub const LLC: u16 = 0;
 
-/// Whether a tag follows.
+/// Whether a tag follows. The last three are service tags from before the standard (`ETH_P_QINQ1` to 3), which switches
+/// may still use.
 #[inline]
 pub fn is_tag(ethertype: u16) -> bool {
-    matches!(ethertype, VLAN | SERVICE_VLAN) || OLD_SERVICE_VLANS.contains(&ethertype)
+    matches!(ethertype, VLAN | SERVICE_VLAN | 0x9100 | 0x9200 | 0x9300)
 }

@@ -1,6 +1,7 @@
 //! Which headers are parsed: hop limits, payloads of SNAP, and extension headers of IPv6.
 
 use packet::ethertype::{ARP, LLC};
+use packet::ip::is_long;
 
 use super::*;
 

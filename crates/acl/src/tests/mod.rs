@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use self::packets::{Fragment, Packet, Wanted, packet, reference, rules};
 use device::counters::PairCounters;
+use packet::ip::is_long;
 
 use super::key::*;
 use super::rules::*;

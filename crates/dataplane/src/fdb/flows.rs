@@ -12,10 +12,8 @@ use packet::ethernet::{self, Skip};
 use packet::ethertype::{IPV4, IPV6};
 use packet::ip::{Follow, Fragment, Ipv4, Ipv6, Upper};
 use packet::protocol::{TCP, UDP};
-use packet::word;
+use packet::{SHORT_HEAD, word};
 
-/// First bytes of a frame that identify its flow: a tag, IPv6, ports.
-pub(crate) const FLOW_BYTES: usize = 64;
 /// Sets of a port's table, of which a look-up searches one, and entries of a set.
 const SETS: usize = 256;
 const WAYS: usize = 4;
@@ -30,7 +28,7 @@ pub(crate) struct Flow(u64);
 impl Flow {
     /// The flow of a frame with these first bytes; bytes beyond its end are 0.
     #[inline]
-    pub(crate) fn of(head: &[u8; FLOW_BYTES]) -> Self {
+    pub(crate) fn of(head: &[u8; SHORT_HEAD]) -> Self {
         let payload = ethernet::payload(head, Skip::TwoTags);
         let ipv4 = payload.filter(|payload| payload.ethertype == IPV4);
         if let Some(ip) = ipv4.and_then(|payload| Ipv4::at(head, payload.at)) {
@@ -67,7 +65,7 @@ impl Flow {
 }
 
 /// TCP's and UDP's. Fragments but the first have no ports, so that none of the packet's are looked at.
-fn ports(head: &[u8; FLOW_BYTES], upper: Option<Upper>) -> (u64, u64) {
+fn ports(head: &[u8; SHORT_HEAD], upper: Option<Upper>) -> (u64, u64) {
     match upper {
         Some(Upper {
             protocol: TCP | UDP,
@@ -166,17 +164,17 @@ mod tests {
     use super::*;
 
     /// Bytes at the beginning of a frame.
-    fn head(parts: &[&[u8]]) -> [u8; FLOW_BYTES] {
-        let mut head = [0; FLOW_BYTES];
+    fn head(parts: &[&[u8]]) -> [u8; SHORT_HEAD] {
+        let mut head = [0; SHORT_HEAD];
         let bytes = parts.concat();
-        let len = bytes.len().min(FLOW_BYTES);
+        let len = bytes.len().min(SHORT_HEAD);
         head[..len].copy_from_slice(&bytes[..len]);
         head
     }
 
     const MACS: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-    fn ipv4(ends: [(u8, u16); 2], fragment: u16) -> [u8; FLOW_BYTES] {
+    fn ipv4(ends: [(u8, u16); 2], fragment: u16) -> [u8; SHORT_HEAD] {
         let [(from, from_port), (to, to_port)] = ends;
         let [a, b] = fragment.to_be_bytes();
         head(&[
@@ -188,7 +186,7 @@ mod tests {
         ])
     }
 
-    fn ipv6(ends: [(u8, u16); 2]) -> [u8; FLOW_BYTES] {
+    fn ipv6(ends: [(u8, u16); 2]) -> [u8; SHORT_HEAD] {
         let [(from, from_port), (to, to_port)] = ends;
         head(&[
             &MACS,
@@ -200,7 +198,7 @@ mod tests {
         ])
     }
 
-    fn tagged(bytes: [u8; FLOW_BYTES]) -> [u8; FLOW_BYTES] {
+    fn tagged(bytes: [u8; SHORT_HEAD]) -> [u8; SHORT_HEAD] {
         head(&[&bytes[..12], &[0x81, 0, 0, 100], &bytes[12..]])
     }
 

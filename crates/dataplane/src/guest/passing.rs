@@ -10,10 +10,11 @@
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, Sending};
-use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
+use packet::ip::is_long;
 use packet::layers::{self, Ip};
 use packet::segment::{Gso, GsoKind, Request};
+use packet::{HEADERS_MAX, SHORT_HEAD};
 use virtqueue::MemoryMap;
 
 use crate::frame::bytes::guest_to_guest;
@@ -24,8 +25,7 @@ use crate::guest::pending::Pending;
 use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
 use crate::lane::shared::Waits;
-use crate::policy::filter::{Acl, Facts, is_long};
-use crate::policy::guard::SHORT_LOOK_BYTES;
+use crate::policy::filter::{Acl, Facts};
 use crate::policy::rate_limit::Policer;
 
 /// Result of passing a frame to a guest.
@@ -253,7 +253,7 @@ fn has_head(frame: &GuestFrame<'_>) -> bool {
     let len = frame.sending.len as usize;
     let wanted = match frame.head.first_chunk().is_some_and(is_long) {
         true => HEADERS_MAX,
-        false => SHORT_LOOK_BYTES,
+        false => SHORT_HEAD,
     };
     frame.head.len() >= wanted.min(len)
 }
@@ -262,7 +262,7 @@ fn has_head(frame: &GuestFrame<'_>) -> bool {
 /// guest memory. Bytes that an earlier check has copied keep their values.
 fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
-    let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len);
+    let mut known = SHORT_HEAD.max(frame.head.len()).min(len);
     frame.read_start(&mut head[..known]);
     if head.first_chunk().is_some_and(is_long) {
         // Reads all of it again: no byte of the first read is used.

@@ -214,7 +214,7 @@ impl<O: OwnQueue> PortLane<O> {
                 (of_chain.verdict, of_chain.known) = (None, 0);
             }
             if of_chain.is_sent {
-                of_chain.read_head(vring, buffers, (port.source_guard.is_some(), FILTERED));
+                of_chain.read_head(vring, buffers, FILTERED || port.source_guard.is_some());
                 work.tally.add(of_chain.sending.len);
                 let found = match &mut filter {
                     Some(filter) if FILTERED => {

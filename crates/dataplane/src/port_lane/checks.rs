@@ -74,7 +74,7 @@ impl Checks<'_> {
         budget: &mut Budget,
     ) -> bool {
         let has_ips = self.guard.is_some_and(|guard| guard.source_guard.is_some());
-        entry.read_head(vring, buffers, (has_ips, self.acl.is_some()));
+        entry.read_head(vring, buffers, has_ips || self.acl.is_some());
         if let Some(guard) = self.guard
             && let Err(refusal) = guard.check(&entry.head, entry.known.into(), &entry.sending)
         {

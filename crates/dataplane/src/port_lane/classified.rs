@@ -1,12 +1,12 @@
 //! A classified chain: its frame and the destination.
 
 use device::pair::{Cursor, Piece, Sending, Vring};
-use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::ethernet::{self, ADDRESS_BYTES, Tags};
 use packet::ethertype::ARP;
+use packet::ip::is_long;
 use packet::segment::{Malformed, Request};
-use packet::word;
+use packet::{HEADERS_MAX, SHORT_HEAD, word};
 use virtqueue::{Buffer, Chain};
 
 use crate::fdb::Destination;
@@ -14,8 +14,7 @@ use crate::fdb::flows::Flow;
 use crate::frame::bytes::guest_to_own;
 use crate::frame::retag::{Retag, Retagged};
 use crate::guest::guest_frame::GuestFrame;
-use crate::policy::filter::{Verdict, is_long};
-use crate::policy::guard::SHORT_LOOK_BYTES as SHORT_HEAD;
+use crate::policy::filter::Verdict;
 
 /// A classified chain of a batch.
 pub(super) struct Classified {
@@ -120,24 +119,13 @@ impl Classified {
         }
     }
 
-    /// Copies the frame's first bytes out of guest memory. `has_ips`: a source guard reads all of its headers;
-    /// `is_filtered`: rules may.
+    /// Copies the frame's first bytes out of guest memory. `has_checks`: a source guard or rules read all headers.
     #[inline(always)]
-    pub(super) fn read_head(
-        &mut self,
-        vring: &Vring,
-        buffers: &[Buffer],
-        (has_ips, is_filtered): (bool, bool),
-    ) {
-        match has_ips {
-            true => self.read_as_much(HEADERS_MAX, vring, buffers),
-            false => {
-                self.read_as_much(SHORT_HEAD, vring, buffers);
-                if is_filtered && self.head.first_chunk().is_some_and(is_long) {
-                    // Reads all of it again: no byte of the first read is used.
-                    self.read_as_much(HEADERS_MAX, vring, buffers);
-                }
-            }
+    pub(super) fn read_head(&mut self, vring: &Vring, buffers: &[Buffer], has_checks: bool) {
+        self.read_as_much(SHORT_HEAD, vring, buffers);
+        if has_checks && self.head.first_chunk().is_some_and(is_long) {
+            // Reads all of it again: no byte of the first read is used.
+            self.read_as_much(HEADERS_MAX, vring, buffers);
         }
     }
 

@@ -24,7 +24,7 @@ impl<O: OwnQueue> PortLane<O> {
                 self.from_guest
                     .check_into(chain, buffers, None, &self.counters, &mut of_chain.sending)?;
             if of_chain.is_sent {
-                of_chain.read_head(&self.from_guest, buffers, (false, false));
+                of_chain.read_head(&self.from_guest, buffers, false);
                 work.tally.add(of_chain.sending.len);
                 let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
                 let head = ethernet::head(&bytes);

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device::counters::{Counter, PairCounters};
+use packet::SHORT_HEAD;
 use packet::segment::Tunnel;
 use packet::tunnel::{Headers, Outer};
 use virtqueue::ChainId;
@@ -30,7 +31,7 @@ use super::{Batch, NO_FDB_ENTRY, PortLane};
 use crate::backend::own_queue::OwnQueue;
 use crate::backend::to_nic::{NicSink, ON_ITS_WAY, Transmit};
 use crate::fdb::Destination;
-use crate::fdb::flows::{FLOW_BYTES, Flow};
+use crate::fdb::flows::Flow;
 use crate::fdb::remotes::VtepNumber;
 use crate::frame::encapsulated::Encapsulated;
 use crate::guest::from_guest::{Budget, Put, Sink};
@@ -95,7 +96,7 @@ fn flow_of(head: &[u8]) -> u16 {
     let flow = match head.first_chunk() {
         Some(start) => Flow::of(start),
         None => {
-            let mut start = [0; FLOW_BYTES];
+            let mut start = [0; SHORT_HEAD];
             start[..head.len()].copy_from_slice(head);
             Flow::of(&start)
         }

@@ -5,7 +5,7 @@ mod direction_acl;
 use std::sync::Arc;
 
 use acl::compile;
-pub(crate) use acl::{Facts, FlowKey, Looked, Rules, Verdict, is_long};
+pub(crate) use acl::{Facts, FlowKey, Looked, Rules, Verdict};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use model::config::Action;
 #[cfg(any(test, feature = "fuzzing"))]

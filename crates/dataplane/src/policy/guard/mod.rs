@@ -29,7 +29,6 @@ mod own;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use acl::SHORT_LOOK_BYTES;
 use std::net::IpAddr;
 
 use device::counters::{Counter, PairCounters};
@@ -136,7 +135,7 @@ pub(crate) fn check_content(
 impl SourceGuard {
     /// Whether the guest with that address may send a frame; if so, how many of its first bytes the decision depends
     /// on.
-    /// `head`: its first bytes, all of them or [`packet::HEADERS_MAX`]; `len`: its length.
+    /// `head`: its first bytes, as many as [`packet::ip::is_long`] asks for; `len`: its length.
     /// Errors: why not.
     #[inline]
     pub(crate) fn check(&self, mac: Mac, head: &[u8], len: u32, tags: Tags) -> Result<usize, Refusal> {

@@ -2,8 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use packet::HEADERS_MAX;
 use packet::ethernet::{self, Mac};
+use packet::ip::is_long;
+use packet::{HEADERS_MAX, SHORT_HEAD};
 use proptest::prelude::*;
 
 use super::{Addresses, Refusal, SourceGuard};
@@ -119,11 +120,15 @@ fn arp(operation: u16, mac: Mac, sender: &str, target: &str) -> Vec<u8> {
 }
 
 fn verdict(guard: &SourceGuard, frame: &[u8]) -> Result<usize, Refusal> {
-    let mut first = [0; ethernet::LOOK_BYTES];
+    let mut first = [0; SHORT_HEAD];
     let known = frame.len().min(first.len());
     first[..known].copy_from_slice(&frame[..known]);
-    let head = &frame[..frame.len().min(HEADERS_MAX)];
-    guard.check(MAC, head, frame.len() as u32, ethernet::head(&first).tags)
+    let tags = ethernet::head(first.first_chunk().expect("long enough")).tags;
+    let of = |most| guard.check(MAC, &frame[..frame.len().min(most)], frame.len() as u32, tags);
+    if !is_long(&first) {
+        assert_eq!(of(SHORT_HEAD), of(HEADERS_MAX), "{frame:02x?}");
+    }
+    of(HEADERS_MAX)
 }
 
 #[track_caller]

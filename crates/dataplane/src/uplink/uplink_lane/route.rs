@@ -1,13 +1,14 @@
 //! Where a frame that arrived at the uplink's queue goes: by the mark that the program left before it, or else by its
 //! address.
 
+use packet::SHORT_HEAD;
 use packet::ethernet::{self, Head, LOOK_BYTES};
 use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
-use crate::fdb::flows::{FLOW_BYTES, Flow, Flows};
+use crate::fdb::flows::{Flow, Flows};
 use crate::fdb::{Destination, FdbKey, PortMark, PortNumber, SHARED_PORTS};
 use crate::frame::bytes::read_start;
 use crate::frame::retag::{put_tag_back, untag};
@@ -111,7 +112,7 @@ impl<N: Lent> UplinkLane<N> {
         if let Some(at) = hash.and_then(|hash| self.choices.find((port, hash), changes)) {
             return at;
         }
-        let mut head = [0; FLOW_BYTES];
+        let mut head = [0; SHORT_HEAD];
         read_start(&queue.umem, piece, &mut head);
         let known = self.known_by(port);
         let guest = known.and_then(|(of, port)| of.lane_for(port, Flow::of(&head)));
