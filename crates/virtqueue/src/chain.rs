@@ -8,6 +8,8 @@
 //! A [`Buffer`] was checked against the map when it was created, and stays valid: maps do not change.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use crate::memory::{MapStart, RegionHint};
 use crate::{GuestAddr, GuestFault, MemoryMap, QueueSize};
@@ -128,6 +130,18 @@ impl Chains {
     pub fn buffers(&self, chain: &Chain) -> &[Buffer] {
         let first = chain.first as usize;
         &self.buffers[first..first + usize::from(chain.readable) + usize::from(chain.writable)]
+    }
+
+    /// Number of buffers of the chains at these indices.
+    #[inline]
+    #[must_use]
+    pub fn buffers_of(&self, chains: Range<usize>) -> usize {
+        let first = |at: usize| {
+            self.chains
+                .get(at)
+                .map_or(self.buffers.len(), |chain| chain.first as usize)
+        };
+        first(chains.end) - first(chains.start)
     }
 
     /// The buffers of `chain` that the device reads.

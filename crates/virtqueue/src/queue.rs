@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::chain::{ChainId, Chains};
+use crate::chain::{Chain, ChainId, Chains};
 use crate::indirect::Prefetch;
 use crate::log::DirtyLog;
 use crate::packed::PackedQueue;
@@ -114,6 +114,13 @@ impl Queue {
     pub fn push_used(&mut self, id: ChainId, len: u32) {
         // Runs per frame: an arm that diverges costs nothing, while one that does nothing, or a call, does.
         of_either!(self, ring => ring.push_used(id, len), reset => nothing_was_taken());
+    }
+
+    /// As [`push_used`](Self::push_used), for several chains in whose buffers nothing was written.
+    #[inline(always)]
+    pub fn push_all_used(&mut self, chains: &[Chain]) {
+        of_either!(self, ring => chains.iter().for_each(|chain| ring.push_used(chain.id, 0)),
+            reset => debug_assert!(chains.is_empty()));
     }
 
     /// Whether chains may be returned in another order than they were taken

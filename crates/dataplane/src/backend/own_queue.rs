@@ -14,7 +14,7 @@
 
 use device::counters::PairCounters;
 use device::pair::{Fault, Vring};
-use virtqueue::{ChainId, Chains};
+use virtqueue::{Chain, Chains};
 
 use crate::backend::receiver::{Receive, Receiver};
 use crate::backend::to_nic::{NicSink, Transmit};
@@ -77,10 +77,10 @@ pub trait OwnQueue: Send + Sized {
     fn places(&self) -> usize {
         usize::MAX
     }
-    /// Returns to the guest, in order, a chain that was not sent through this queue.
+    /// Returns to the guest, in order, chains that were not sent through this queue.
     #[inline(always)]
-    fn give_back(&mut self, vring: &mut Vring, chain: ChainId) {
-        vring.queue.push_used(chain, 0);
+    fn give_back(&mut self, vring: &mut Vring, chains: &[Chain]) {
+        vring.queue.push_all_used(chains);
     }
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns how many more have moved.
     /// Errors: the guest's fault.
@@ -216,9 +216,7 @@ impl<N: Lent, R: Receive> OwnQueue for CopyQueue<N, R> {
     ) -> usize {
         let done =
             NicSink::new(&mut self.queue, &mut self.transmit, counters).put_plain(vring, chains, budget);
-        for chain in &chains.chains[..done] {
-            vring.queue.push_used(chain.id, 0);
-        }
+        vring.queue.push_all_used(&chains.chains[..done]);
         done
     }
 

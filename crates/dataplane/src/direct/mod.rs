@@ -55,7 +55,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use common::binding::LARGE_CHUNK;
-use virtqueue::{Buffer, ChainId, Chains, Prefetch};
+use virtqueue::{Buffer, Chain, ChainId, Chains, Prefetch};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::backend::own_queue::OwnQueue;
@@ -365,8 +365,8 @@ impl<N: Nic, R: Receive> OwnQueue for DirectQueue<N, R> {
         self.sending.room()
     }
 
-    fn give_back(&mut self, _vring: &mut Vring, chain: ChainId) {
-        self.return_unsent(chain);
+    fn give_back(&mut self, _vring: &mut Vring, chains: &[Chain]) {
+        chains.iter().for_each(|chain| self.return_unsent(chain.id));
     }
 
     fn finish(

@@ -52,10 +52,11 @@ impl Frames<'_> {
             has_left.then_some(whole)
         });
         let (count, bytes) = sink.copy_classified(&self.vring.guest.memory, frames, outer);
-        for chain in &self.chains.chains[*done..*done + count] {
-            self.vring.queue.push_used(chain.id, 0);
-            budget.charge_descriptors(chain.readable.into());
-        }
+        let copied = *done..*done + count;
+        self.vring
+            .queue
+            .push_all_used(&self.chains.chains[copied.clone()]);
+        budget.charge_descriptors(self.chains.buffers_of(copied));
         budget.tally.add_all(count as u64, bytes);
         *done += count;
     }
@@ -405,6 +406,8 @@ impl<O: OwnQueue> PortLane<O> {
         if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
             let plain = self.classify_plain();
             self.pass_whole(passing, false, plain, (budget, done));
+            let passed = &self.sender.chains.chains[..*done];
+            self.own.give_back(&mut self.from_guest, passed);
         }
         let mut of_other = None;
         self.put_into(

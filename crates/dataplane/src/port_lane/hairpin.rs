@@ -38,10 +38,8 @@ impl<O: OwnQueue> PortLane<O> {
             Ok(done) => batch.done += done,
             Err(fault) => self.stop_batch(fault, batch),
         }
-        for at in first..batch.done {
-            let chain = self.sender.chains.chains[at];
-            self.own.give_back(&mut self.from_guest, chain.id);
-        }
+        let done = &self.sender.chains.chains[first..batch.done];
+        self.own.give_back(&mut self.from_guest, done);
     }
 
     /// Returns a multicast frame to its sender.

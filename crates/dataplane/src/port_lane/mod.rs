@@ -281,10 +281,30 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(false);
         };
         let mut passing = Passing::begin(&mut target, run)?;
-        let end = batch.done + run;
-        self.pass_whole(&mut passing, is_tagged, end, (&mut batch.budget, &mut batch.done));
-        while self.goes_on(batch.done, end, &batch.budget) {
-            let (entry, chain) = (&self.chains[batch.done], self.sender.chains.chains[batch.done]);
+        let (budget, done) = (&mut batch.budget, &mut batch.done);
+        let (first, end) = (*done, *done + run.min(self.own.places()));
+        self.pass_whole(&mut passing, is_tagged, end, (budget, done));
+        let passed = self.pass_each(&mut passing, is_tagged, end, (budget, done));
+        let chains = &self.sender.chains.chains[first..*done];
+        self.own.give_back(&mut self.from_guest, chains);
+        passed?;
+        budget.charge_look_ups(passing.take_work());
+        passing.finish();
+        Ok(true)
+    }
+
+    /// Passes the next frames, before `end`, with what they request; the caller returns their chains.
+    /// Errors: the fault of the guest that receives them.
+    #[inline]
+    fn pass_each(
+        &mut self,
+        passing: &mut Passing<'_>,
+        is_tagged: bool,
+        end: usize,
+        (budget, done): (&mut Budget, &mut usize),
+    ) -> Result<(), Fault> {
+        while self.goes_on(*done, end, budget) {
+            let (entry, chain) = (&self.chains[*done], self.sender.chains.chains[*done]);
             let buffers = self.sender.chains.buffers(&chain);
             if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
@@ -296,23 +316,20 @@ impl<O: OwnQueue> PortLane<O> {
                         self.counters.from_guest_waits.add(1);
                         break;
                     }
-                    passed => passed.charge(&mut batch.budget, frame.sending.len),
+                    passed => passed.charge(budget, frame.sending.len),
                 }
             }
-            self.own.give_back(&mut self.from_guest, chain.id);
-            batch.budget.charge_descriptors(buffers.len());
-            batch.done += 1;
+            budget.charge_descriptors(buffers.len());
+            *done += 1;
         }
-        batch.budget.charge_look_ups(passing.take_work());
-        passing.finish();
-        Ok(true)
+        Ok(())
     }
 
-    /// The common case of [`Self::pass_to`]: passes the next frames, before `end`, as long as they need nothing but a
-    /// copy. Leaves the first other one, and those behind it. A separate function, so that the loop has all registers.
+    /// The same for the common case: passes the next frames as long as they need nothing but a copy. Leaves the first
+    /// other one, and those behind it. A separate function, so that the loop has all registers.
     #[inline(never)]
     fn pass_whole(
-        &mut self,
+        &self,
         passing: &mut Passing<'_>,
         is_tagged: bool,
         end: usize,
@@ -320,7 +337,7 @@ impl<O: OwnQueue> PortLane<O> {
     ) {
         // At most the classified ones. Descriptors beyond the budget become a deficit ([`Sender::charge`]).
         let (most, most_bytes) = budget.left();
-        let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
+        let next = *done..end.min(done.saturating_add(most));
         let taken = &self.sender.chains;
         let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
@@ -331,10 +348,7 @@ impl<O: OwnQueue> PortLane<O> {
             has_left.then_some(whole)
         });
         let (count, bytes) = passing.pass_whole(&self.from_guest.guest.memory, frames, &self.counters);
-        for chain in &taken.chains[*done..*done + count] {
-            self.own.give_back(&mut self.from_guest, chain.id);
-            budget.charge_descriptors(chain.readable.into());
-        }
+        budget.charge_descriptors(taken.buffers_of(*done..*done + count));
         budget.tally.add_all(count as u64, bytes);
         *done += count;
     }
@@ -392,7 +406,7 @@ impl<O: OwnQueue> PortLane<O> {
     fn next(&mut self, budget: &mut Budget, done: &mut usize) {
         let chain = self.sender.chains.chains[*done];
         budget.charge_descriptors(usize::from(chain.readable));
-        self.own.give_back(&mut self.from_guest, chain.id);
+        self.own.give_back(&mut self.from_guest, &[chain]);
         *done += 1;
     }
 
