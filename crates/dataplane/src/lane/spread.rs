@@ -22,10 +22,13 @@ pub(crate) trait LaneWorker: Send + Sync {
     fn blame(&self, lane: LaneId, fault: Fault);
 }
 
-/// The lanes of a network, of all workers.
-#[derive(Clone, Default)]
-pub(crate) struct Spread {
-    pub(crate) lanes: Vec<SharedLane>,
+/// A change of a network's lanes, for all workers but the lane's own.
+#[derive(Clone)]
+pub(crate) enum SpreadChange {
+    Add(SharedLane),
+    Remove(LaneId),
+    /// What the shared parts of a lane show.
+    Shown,
 }
 
 /// A lane of a network, for lanes of other workers.
@@ -33,8 +36,6 @@ pub(crate) struct Spread {
 pub(crate) struct SharedLane {
     pub(crate) id: LaneId,
     pub(crate) role: Role,
-    /// The number of its worker.
-    pub(crate) worker: usize,
     own_worker: Arc<dyn LaneWorker>,
     pub(crate) rx: Option<Shared<RxQueue>>,
     /// See [`RxQueue::waits`].
@@ -46,12 +47,8 @@ pub(crate) struct SharedLane {
 }
 
 impl SharedLane {
-    /// The shared parts of a lane. `worker`: the number of its worker.
-    pub(crate) fn of(
-        lane: &dyn Lane,
-        (id, role): (LaneId, &Role),
-        (worker, own_worker): (usize, Arc<dyn LaneWorker>),
-    ) -> Self {
+    /// The shared parts of a lane of that worker.
+    pub(crate) fn of(lane: &dyn Lane, (id, role): (LaneId, &Role), own_worker: Arc<dyn LaneWorker>) -> Self {
         let rx = lane.rx().cloned();
         let of_guest = rx.as_ref().and_then(Shared::lock);
         let of_guest = of_guest.map(|rx| (rx.waits.clone(), Arc::clone(rx.vring.call.blocked())));
@@ -59,7 +56,6 @@ impl SharedLane {
         Self {
             id,
             role: role.clone(),
-            worker,
             own_worker,
             rx,
             rx_waits,

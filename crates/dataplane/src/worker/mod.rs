@@ -58,7 +58,7 @@ use self::slots::{EVENT_FD, Lanes, Slot};
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::{LaneWorker, Spread};
+use crate::lane::spread::{LaneWorker, SpreadChange};
 use crate::lane::{Lane, LaneId, Siblings};
 use crate::worker::moderation::Moderation;
 use crate::worker::place::WorkerPlace;
@@ -107,8 +107,8 @@ pub(crate) enum Command {
     Change(LaneId, Change, Sender<bool>),
     /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
-    /// The lanes of a network, of all workers, if there are several workers; answered once it is in effect.
-    Spread(Arc<str>, Arc<Spread>, Sender<usize>),
+    /// A change of a network's lanes of other workers; answered once it is in effect.
+    Spread(Arc<str>, SpreadChange, Sender<usize>),
     /// A lane of another worker has left frames in this lane that only this worker delivers.
     Wake(LaneId),
     /// A lane of another worker has found a fault of this lane's guest.
@@ -556,8 +556,13 @@ impl Worker {
                     self.lanes.fdbs.insert(network, fdb);
                     is_stale = true;
                 }
-                Ok(Command::Spread(network, spread, done)) => {
-                    self.lanes.spreads.insert(network, spread);
+                Ok(Command::Spread(network, change, done)) => {
+                    let lanes = self.lanes.spreads.entry(network).or_default();
+                    match change {
+                        SpreadChange::Add(lane) => lanes.push(lane),
+                        SpreadChange::Remove(id) => lanes.retain(|lane| lane.id != id),
+                        SpreadChange::Shown => {}
+                    }
                     is_stale = true;
                     answers.push(done);
                 }

@@ -14,7 +14,7 @@ use crate::host::to_tap::ToTap;
 use crate::lane::new_lane::{NewLane, OnFault};
 use crate::lane::role::Role;
 use crate::lane::shared::{Busy, Shared, SharedGuard};
-use crate::lane::spread::{SharedLane, Spread};
+use crate::lane::spread::SharedLane;
 use crate::lane::{Lane, LaneId, Siblings, SlotAt, Uplink, Work};
 use crate::policy::rate_limit::RateLimit;
 use crate::worker::moderation::Share;
@@ -215,8 +215,8 @@ pub(crate) struct Lanes {
     pub(crate) awake: Vec<usize>,
     /// By network: its FDB.
     pub(crate) fdbs: HashMap<Arc<str>, Arc<Fdb>>,
-    /// By network: its lanes, of all workers.
-    pub(crate) spreads: HashMap<Arc<str>, Arc<Spread>>,
+    /// By network: its lanes of other workers.
+    pub(crate) spreads: HashMap<Arc<str>, Vec<SharedLane>>,
     /// Lanes of other workers. In the forwarding state their indices follow those of the worker's own lanes.
     pub(crate) remote: Vec<SharedLane>,
 }
@@ -353,13 +353,9 @@ impl Lanes {
             role.network() == Some(network) || underlay.is_some() && role.underlay() == underlay
         };
         for spread in [Some(network), owner].into_iter().flatten() {
-            let lanes = self
-                .spreads
-                .get(spread)
-                .into_iter()
-                .flat_map(|spread| &spread.lanes);
-            let remote = lanes.filter(|lane| lane.worker != self.number && is_its(&lane.role));
-            self.remote.extend(remote.cloned());
+            let lanes = self.spreads.get(spread).into_iter().flatten();
+            self.remote
+                .extend(lanes.filter(|lane| is_its(&lane.role)).cloned());
         }
         let lane = |at: usize, id: LaneId, role: &Role| LaneRef {
             at: SlotAt(at),

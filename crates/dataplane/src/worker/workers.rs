@@ -14,7 +14,7 @@ use xsk::NumaNode;
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::{Affinity, Role};
-use crate::lane::spread::{SharedLane, Spread};
+use crate::lane::spread::{SharedLane, SpreadChange};
 use crate::lane::{Lane, LaneId, Siblings};
 use crate::worker::place::WorkerPlace;
 use crate::worker::polling::Waits;
@@ -44,8 +44,6 @@ struct Roster {
     /// By worker: how many lanes it has.
     loads: Vec<usize>,
     lanes: HashMap<LaneId, Entry>,
-    /// By network: its lanes, as other workers reach them.
-    spreads: HashMap<Arc<str>, Arc<Spread>>,
     /// Statistics of all lanes.
     listed: LaneList,
     /// By worker: its statistics at the last reset.
@@ -77,19 +75,10 @@ impl Roster {
             .find(|lane| lane.affinity.as_ref() == Some(affinity))
             .map(|lane| lane.worker)
     }
-
-    /// Changes the list of a network's lanes.
-    fn change_spread(&mut self, network: &Arc<str>, change: impl FnOnce(&mut Vec<SharedLane>)) {
-        let spread = self.spreads.entry(Arc::clone(network)).or_default();
-        change(&mut Arc::make_mut(spread).lanes);
-        if spread.lanes.is_empty() {
-            self.spreads.remove(network);
-        }
-    }
 }
 
-/// Receives the numbers of the workers in which a sent [`Spread`] is in effect.
-struct Answers(mpsc::Receiver<usize>);
+/// Receives the numbers of the workers in which a [`SpreadChange`] is in effect; the number of that which was not asked.
+struct Answers(mpsc::Receiver<usize>, usize);
 
 /// What can be seen of a worker from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +101,6 @@ impl Workers {
             roster: Mutex::new(Roster {
                 loads: vec![0; handles.len()],
                 lanes: HashMap::new(),
-                spreads: HashMap::new(),
                 listed: LaneList::default(),
                 before: vec![Reading::default(); handles.len()],
             }),
@@ -164,13 +152,10 @@ impl Workers {
         let network = lane.role.network().cloned();
         let counted = roster.listed.add(id, worker, owner, &entry.role);
         roster.lanes.insert(id, entry);
-        if let Some(network) = &network {
-            let mail = Arc::clone(&self.handles[worker].mail);
-            let shared = SharedLane::of(&*lane.lane, (id, &lane.role), (worker, mail));
-            roster.change_spread(network, |lanes| lanes.push(shared));
-        }
+        let mail = Arc::clone(&self.handles[worker].mail);
+        let shared = SharedLane::of(&*lane.lane, (id, &lane.role), mail);
         self.handles[worker].send(Command::Add(id, lane, counted));
-        let answers = self.send_spread(&roster, network.as_ref());
+        let answers = self.send_spread(network.as_ref(), worker, &SpreadChange::Add(shared));
         drop(roster);
         self.wait(answers);
         LaneAt { worker, id }
@@ -180,22 +165,22 @@ impl Workers {
         LaneId(self.next_id.fetch_add(1, Relaxed))
     }
 
-    /// Sends all workers the [`Spread`] of a network. The result waits until it is in effect.
-    fn send_spread(&self, roster: &Roster, network: Option<&Arc<str>>) -> Answers {
+    /// Sends the change of a lane of a network to all workers but `own`, the lane's. The roster is locked meanwhile, so
+    /// that all get changes in the same order.
+    fn send_spread(&self, network: Option<&Arc<str>>, own: usize, change: &SpreadChange) -> Answers {
         let (done, answers) = mpsc::channel();
-        if let (Some(network), 2..) = (network, self.handles.len()) {
-            let spread = roster.spreads.get(network).cloned().unwrap_or_default();
-            for handle in &self.handles {
-                let (network, spread, done) = (Arc::clone(network), Arc::clone(&spread), done.clone());
-                handle.send(Command::Spread(network, spread, done));
+        if let Some(network) = network {
+            let others = self.handles.iter().enumerate().filter(|(at, _)| *at != own);
+            for (_, handle) in others {
+                handle.send(Command::Spread(Arc::clone(network), change.clone(), done.clone()));
             }
         }
-        Answers(answers)
+        Answers(answers, own)
     }
 
     /// Waits until all workers have answered, except for those that hang.
-    fn wait(&self, Answers(answers): Answers) {
-        let mut answered = BTreeSet::new();
+    fn wait(&self, Answers(answers, own): Answers) {
+        let mut answered = BTreeSet::from([own]);
         loop {
             match answers.recv_timeout(HANGS) {
                 Ok(worker) => _ = answered.insert(worker),
@@ -217,11 +202,8 @@ impl Workers {
         roster.loads[at.worker] = roster.loads[at.worker].saturating_sub(1);
         let gone = roster.lanes.remove(&at.id);
         roster.listed.remove(at.id);
-        let network = gone.and_then(|gone| gone.role.network().cloned());
-        if let Some(network) = &network {
-            roster.change_spread(network, |lanes| lanes.retain(|lane| lane.id != at.id));
-        }
-        let answers = self.send_spread(&roster, network.as_ref());
+        let network = gone.as_ref().and_then(|gone| gone.role.network());
+        let answers = self.send_spread(network, at.worker, &SpreadChange::Remove(at.id));
         drop(roster);
         self.wait(answers);
         lane
@@ -277,7 +259,7 @@ impl Workers {
         }
         let roster = self.roster.locked();
         let network = roster.lanes.get(&at.id).and_then(|lane| lane.role.network());
-        let answers = self.send_spread(&roster, network);
+        let answers = self.send_spread(network, at.worker, &SpreadChange::Shown);
         drop(roster);
         self.wait(answers);
     }

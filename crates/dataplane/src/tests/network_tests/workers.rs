@@ -11,7 +11,7 @@ use virtqueue::Chains;
 use super::port_marks::offer;
 use super::*;
 use crate::fdb::learned::Learned;
-use crate::lane::spread::{LaneWorker, SharedLane, Spread};
+use crate::lane::spread::{LaneWorker, SharedLane};
 use crate::tests::no_allocation_tests::allocations;
 use crate::worker::WorkerHandle;
 use crate::worker::polling::Waits;
@@ -87,18 +87,15 @@ impl Workers {
     }
 
     fn spread_of(&mut self, owners: &[Arc<dyn LaneWorker>; 2]) {
-        let mut lanes = Vec::new();
-        for (number, (world, owner)) in self.0.iter().zip(owners).enumerate() {
-            lanes.extend(world.lanes.slots.iter().map(|slot| {
-                let of = (slot.id, &slot.role);
-                SharedLane::of(&*slot.lane, of, (number, Arc::clone(owner)))
-            }));
-        }
-        let spread = Arc::new(Spread { lanes });
-        for world in &mut self.0 {
-            let spread = Arc::clone(&spread);
-            world.lanes.spreads.insert(NETWORK.into(), spread);
-            world.rebuild_forwarding();
+        let lanes_of = |at: usize| -> Vec<_> {
+            let slots = self.0[at].lanes.slots.iter();
+            let shared =
+                |slot: &Slot| SharedLane::of(&*slot.lane, (slot.id, &slot.role), Arc::clone(&owners[at]));
+            slots.map(shared).collect()
+        };
+        for (world, lanes) in [lanes_of(1), lanes_of(0)].into_iter().enumerate() {
+            self.0[world].lanes.spreads.insert(NETWORK.into(), lanes);
+            self.0[world].rebuild_forwarding();
         }
     }
 

@@ -34,7 +34,7 @@ use crate::frame::bytes::GuestRam;
 use crate::lane::limits::BATCH;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::{SharedLane, Spread};
+use crate::lane::spread::{SharedLane, SpreadChange};
 use crate::lane::{Lane, LaneId};
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
@@ -240,17 +240,16 @@ impl Rounds {
             }
             let worker = usize::from(number) % handles.len();
             let id = LaneId(1 + u64::from(number));
-            let shared = SharedLane::of(&*lane, (id, &role), (worker, handles[worker].mail.clone()));
+            let shared = SharedLane::of(&*lane, (id, &role), handles[worker].mail.clone());
             add(&handles[worker], id, lane, role);
-            (guest, shared)
+            for (_, other) in handles.iter().enumerate().filter(|(at, _)| *at != worker) {
+                let change = SpreadChange::Add(shared.clone());
+                other.send(Command::Spread(NETWORK.into(), change, mpsc::channel().0));
+            }
+            guest
         });
-        let (guests, lanes) = guests.unzip();
+        let guests = guests.collect();
         let underlay = path.encapsulated.then(|| add_underlay(&handles[0]));
-        let spread = Arc::new(Spread { lanes });
-        for handle in &handles {
-            let done = mpsc::channel().0;
-            handle.send(Command::Spread(NETWORK.into(), Arc::clone(&spread), done));
-        }
         Self {
             worker: workers.next().expect("at least one"),
             other: workers.next(),
