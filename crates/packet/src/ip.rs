@@ -71,8 +71,6 @@ impl Span {
 /// Which extension headers of IPv6 are skipped to find the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follow {
-    /// Options and routing; a fragment header counts as the payload.
-    Options,
     /// Those that every receiver skips: options, routing, fragment.
     Usual,
     /// All: also authentication, mobility, host identity and shim6, which only hosts skip that agreed on them.
@@ -199,7 +197,6 @@ impl<'a> Ipv6<'a> {
                 HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => (eights(at)? + 1) * 8,
                 MOBILITY | HOST_IDENTITY | SHIM6 if follow == Follow::All => (eights(at)? + 1) * 8,
                 AUTHENTICATION if follow == Follow::All => (eights(at)? + 2) * 4,
-                FRAGMENT if follow == Follow::Options => break,
                 FRAGMENT if fragment == Fragment::None => 8,
                 FRAGMENT => return None,
                 _ => break,
@@ -305,7 +302,7 @@ mod tests {
             header(UDP, 1, 16),
         ];
         let packet = ipv6(HOP_BY_HOP, &chain.each_ref().map(Vec::as_slice));
-        for follow in [Follow::Options, Follow::Usual, Follow::All] {
+        for follow in [Follow::Usual, Follow::All] {
             assert_eq!(upper(&packet, follow), Some((UDP, 40 + 48, Fragment::None)));
             assert_eq!(upper(&packet[..40 + 47], follow), None, "a header is not whole");
         }
@@ -329,9 +326,7 @@ mod tests {
         ] {
             let packet = ipv6(number, &[&header(UDP, 3, len)]);
             assert_eq!(upper(&packet, Follow::All), Some((UDP, 40 + len, Fragment::None)));
-            for follow in [Follow::Options, Follow::Usual] {
-                assert_eq!(upper(&packet, follow), Some((number, 40, Fragment::None)));
-            }
+            assert_eq!(upper(&packet, Follow::Usual), Some((number, 40, Fragment::None)));
         }
     }
 
@@ -353,8 +348,6 @@ mod tests {
                 "{offset:?}"
             );
             assert_eq!(upper(&packet, Follow::All), Some((UDP, 48, fragment)));
-            let whole = Some((FRAGMENT, 40, Fragment::None));
-            assert_eq!(upper(&packet, Follow::Options), whole);
             // A second one, and options: behind a later fragment there are no headers.
             for next in [FRAGMENT, DESTINATION_OPTIONS] {
                 let mut first = own.clone();

@@ -111,7 +111,7 @@ fn parse_v4(headers: &[u8], frame_len: u32, at: usize) -> Option<Layers> {
 #[inline(never)]
 fn parse_v6(headers: &[u8], frame_len: u32, at: usize) -> Option<Layers> {
     let ip = Ipv6::at(headers, at)?;
-    let upper = ip.upper_with(headers, Follow::Options, |_, _| ())?;
+    let upper = ip.upper_with(headers, Follow::Usual, |_, _| ())?;
     parse_upper(headers, frame_len, (Ip::V6, at, ip.span.end), upper)
 }
 

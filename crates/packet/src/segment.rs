@@ -197,6 +197,12 @@ impl Plan {
         self.header_len as usize
     }
 
+    /// The GSO packet's version of IP.
+    #[inline]
+    pub fn version(&self) -> Ip {
+        self.layers.version
+    }
+
     /// Number of segments; at least one.
     #[inline]
     pub fn segments(&self) -> u32 {

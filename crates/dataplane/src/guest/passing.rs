@@ -12,7 +12,7 @@ use device::offloads::Offloads;
 use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, Sending};
 use packet::checksum::ChecksumAt;
 use packet::ip::is_long;
-use packet::layers::{self, Ip};
+use packet::layers::Ip;
 use packet::segment::{Gso, GsoKind, Request};
 use packet::{HEADERS_MAX, SHORT_HEAD};
 use virtqueue::MemoryMap;
@@ -304,7 +304,7 @@ fn pass_packet(
     };
     let headers = &headers[..packet.plan.header_len()];
     let len = frame.sending.len;
-    if !takes(&delivery.vring().guest.offloads, gso, headers, len) {
+    if !takes(&delivery.vring().guest.offloads, gso, packet.plan.version()) {
         if !pending.admits(from) {
             return Ok(Passed::Later);
         }
@@ -327,13 +327,14 @@ fn pass_packet(
 }
 
 /// Whether a guest accepts such a packet unsegmented.
-fn takes(offloads: &Offloads, gso: Gso, headers: &[u8], len: u32) -> bool {
-    let is_ipv6 = || layers::parse(headers, len).is_some_and(|layers| layers.version == Ip::V6);
+fn takes(offloads: &Offloads, gso: Gso, version: Ip) -> bool {
     let kind = match gso.kind {
         GsoKind::Tcp4 => offloads.guest_tso4,
         GsoKind::Tcp6 => offloads.guest_tso6,
-        GsoKind::Udp if offloads.guest_uso4 == offloads.guest_uso6 => offloads.guest_uso4,
-        GsoKind::Udp => is_ipv6() == offloads.guest_uso6,
+        GsoKind::Udp => match version {
+            Ip::V4 => offloads.guest_uso4,
+            Ip::V6 => offloads.guest_uso6,
+        },
     };
     kind && (offloads.guest_ecn || !gso.ecn)
 }

@@ -114,7 +114,6 @@ fn chain(
     seen: &mut Vec<(usize, Vec<u8>)>,
 ) -> Option<(usize, usize, Fragment)> {
     let followed: &[usize] = match follow {
-        Follow::Options => &[0, 43, 60],
         Follow::Usual => &[0, 43, 44, 60],
         Follow::All => &[0, 43, 44, 51, 60, 135, 139, 140],
     };
@@ -191,7 +190,7 @@ fn compare_ip(known: &[u8], len: usize, at: usize) {
         "IPv6"
     );
     let Some(ip) = whole else { return };
-    for follow in [Follow::Options, Follow::Usual, Follow::All] {
+    for follow in [Follow::Usual, Follow::All] {
         let packet = ipv6(known, at, known, follow).expect("it was there");
         assert_eq!(
             (&ip.source[..], &ip.destination[..]),
@@ -228,7 +227,7 @@ fn compare_layers(frame: &[u8], len: usize) {
         let (ethertype, ip) = behind_tags(known, &[0x8100, 0x88a8], 2)?;
         let packet = match ethertype {
             0x0800 => ipv4(known, ip)?,
-            0x86dd => ipv6(known, ip, known, Follow::Options)?,
+            0x86dd => ipv6(known, ip, known, Follow::Usual)?,
             _ => return None,
         };
         let (protocol, transport, fragment) = packet.upper?;
