@@ -63,7 +63,7 @@ impl Sum {
             .map(|word| u64::from(u32::from_ne_bytes(*word)))
             .sum();
         let mut last = [0; 4];
-        last[..rest.len()].copy_from_slice(rest);
+        last.iter_mut().zip(rest).for_each(|(to, &byte)| *to = byte);
         Self(sum + u64::from(u32::from_ne_bytes(last)))
     }
 

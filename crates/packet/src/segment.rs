@@ -154,7 +154,7 @@ impl Plan {
             put16(&mut template, ip + ipv4::LEN, 0);
             put16(&mut template, ip + ipv4::ID, 0);
             put16(&mut template, ip + ipv4::CHECKSUM, 0);
-            ip_sum = Sum::of(&template[ip..transport]);
+            ip_sum = Sum::of_short(&template[ip..transport]);
         }
         let checksum = be16(&template, layers.checksum_at().field());
         let old_len = frame_len - u32::from(layers.transport);
