@@ -159,12 +159,12 @@ impl<'a> Passing<'a> {
     }
 
     /// The common case: frames with a checked head and the rest in one piece, each with its requested checksum. Passes
-    /// them on as long as they need nothing but a copy; returns how many, and their bytes.
+    /// them on, up to a number of bytes, as long as they need nothing but a copy; returns how many, and their bytes.
     #[inline]
     pub(crate) fn pass_whole<'f>(
         &mut self,
         memory: &MemoryMap,
-        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        (frames, most_bytes): (impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>, u64),
         from: &PairCounters,
     ) -> (usize, u64) {
         let is_checked = self.filter.is_some() || self.policer.limit.is_some();
@@ -176,7 +176,7 @@ impl<'a> Passing<'a> {
             let header = header_for(asked, completes)?;
             Some(WholeFrame { header, head, rest })
         });
-        self.delivery.take_whole_of_guest(memory, frames)
+        self.delivery.take_whole_of_guest(memory, frames, most_bytes)
     }
 
     /// Takes the cost of the look-ups since the last call, in frames of a budget.

@@ -280,12 +280,13 @@ impl<'a> Delivery<'a> {
     }
 
     /// Does the same for frames of another guest, each with a head in the daemon's memory, which may be empty, and the
-    /// rest in one piece. Returns how many frames it took, and their bytes.
+    /// rest in one piece, up to a number of bytes. Returns how many frames it took, and their bytes.
     #[inline]
     pub(crate) fn take_whole_of_guest<'f>(
         &mut self,
         memory: &MemoryMap,
         mut frames: impl Iterator<Item = WholeFrame<'f>>,
+        most_bytes: u64,
     ) -> (usize, u64) {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
         let Vring { queue, guest, .. } = &mut *self.vring;
@@ -294,6 +295,9 @@ impl<'a> Delivery<'a> {
         }
         let (to, log) = (&*guest.memory, guest.log.as_deref());
         for chain in &self.chains.chains[self.next..] {
+            if bytes >= most_bytes {
+                break;
+            }
             let Some(frame) = frames.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
             let len = frame.len();

@@ -41,17 +41,13 @@ impl Frames<'_> {
     ) {
         let (most, most_bytes) = budget.left();
         let next = *done..self.end.min(done.saturating_add(most));
-        let mut bytes = 0;
         let frames = self.classified[next.clone()]
             .iter()
             .zip(&self.chains.chains[next]);
-        let frames = frames.map_while(|(entry, chain)| {
-            let whole = entry.whole(true, self.vring, self.chains.buffers(chain))?;
-            let has_left = bytes < most_bytes;
-            bytes += u64::from(entry.sending.len);
-            has_left.then_some(whole)
-        });
-        let (count, bytes) = sink.copy_classified(&self.vring.guest.memory, frames, outer);
+        let frames =
+            frames.map_while(|(entry, chain)| entry.whole(true, self.vring, self.chains.buffers(chain)));
+        let memory = &self.vring.guest.memory;
+        let (count, bytes) = sink.copy_classified(memory, (frames, most_bytes), outer);
         let copied = *done..*done + count;
         self.vring
             .queue

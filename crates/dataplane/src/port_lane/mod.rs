@@ -339,15 +339,11 @@ impl<O: OwnQueue> PortLane<O> {
         let (most, most_bytes) = budget.left();
         let next = *done..end.min(done.saturating_add(most));
         let taken = &self.sender.chains;
-        let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
-        let frames = frames.map_while(|(entry, chain)| {
-            let whole = entry.whole(is_tagged, &self.from_guest, taken.buffers(chain))?;
-            let has_left = bytes < most_bytes;
-            bytes += u64::from(entry.sending.len);
-            has_left.then_some(whole)
-        });
-        let (count, bytes) = passing.pass_whole(&self.from_guest.guest.memory, frames, &self.counters);
+        let frames =
+            frames.map_while(|(entry, chain)| entry.whole(is_tagged, &self.from_guest, taken.buffers(chain)));
+        let memory = &self.from_guest.guest.memory;
+        let (count, bytes) = passing.pass_whole(memory, (frames, most_bytes), &self.counters);
         budget.charge_descriptors(taken.buffers_of(*done..*done + count));
         budget.tally.add_all(count as u64, bytes);
         *done += count;

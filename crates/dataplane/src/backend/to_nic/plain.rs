@@ -49,12 +49,13 @@ impl<N: Nic> NicSink<'_, N> {
     }
 
     /// Does the same for classified frames: the head is in the daemon's memory, and the rest in guest memory. `outer`
-    /// makes the headers in front of each, of its head and length. Returns how many frames it copied, and their bytes.
+    /// makes the headers in front of each, of its head and length. Returns how many frames it copied, up to a number of
+    /// bytes, and these.
     #[inline]
     pub(crate) fn copy_classified<'f, H: AsRef<[u8]>>(
         &mut self,
         memory: &MemoryMap,
-        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        (frames, most_bytes): (impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>, u64),
         mut outer: impl FnMut(&[u8], u32) -> H,
     ) -> (usize, u64) {
         if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
@@ -69,7 +70,7 @@ impl<N: Nic> NicSink<'_, N> {
         let copied = frames
             .take(self.ring.saturating_sub(before))
             .map_while(|(asked, head, rest)| {
-                if asked.is_some() {
+                if asked.is_some() || bytes >= most_bytes {
                     return None;
                 }
                 let len = rest.len + head.len() as u32;
