@@ -9,8 +9,8 @@
 //! underlay with these headers, frames of taps, and one frame whenever the kernel has to confirm the next hop. Frames of a
 //! flow must not overtake each other. So the kernel sends the frames in the underlay's ring before one leaves by the uplink,
 //! and frames behind a GSO packet that left by the uplink leave there, too, until none has done so for a while. Only the
-//! segments of a GSO packet that confirms the next hop may be overtaken: otherwise a guest that never pauses would not leave
-//! by the underlay again.
+//! segments of a GSO packet that confirms the next hop for others may be overtaken: otherwise a guest that never pauses would
+//! not leave by the underlay again.
 //!
 //! The checked bytes of a frame are those inside the tunnel, as on the uplink. Requested checksums are completed here: the
 //! NIC would compute that of the outer headers.
@@ -214,13 +214,13 @@ impl<O: OwnQueue> PortLane<O> {
         if confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
             return;
         }
-        self.kick_underlay(batch.siblings);
+        let takes_gso = self.kick_underlay(batch.siblings);
         self.leave(1, batch, NO_FDB_ENTRY);
         match confirmed {
             // It waits.
             Some(vtep) if batch.done == first => vtep.confirm.store(true, Relaxed),
-            Some(_) => {}
-            None => self.underlay.detour = is_gso.then(Ticks::now),
+            Some(_) if takes_gso => {}
+            _ => self.underlay.detour = is_gso.then(Ticks::now),
         }
     }
 
@@ -268,12 +268,15 @@ impl<O: OwnQueue> PortLane<O> {
         (fits > 0 || self.is_locked_out).then_some(())
     }
 
-    /// Has the kernel send the frames in the underlay's ring, before a frame that must not overtake them.
+    /// Has the kernel send the frames in the underlay's ring, before a frame that must not overtake them. Returns whether GSO
+    /// packets leave there, too.
     #[cold]
-    fn kick_underlay(&mut self, siblings: &mut dyn Siblings) {
+    fn kick_underlay(&mut self, siblings: &mut dyn Siblings) -> bool {
         let place = self.forwarding.underlay(self.flow());
-        if let Some(Uplink::Queue { mut queue, .. }) = place.map(|at| siblings.uplink(at)) {
-            queue.kick_queued(SEGMENTS * 2, &self.counters);
-        }
+        let Some(Uplink::Queue { mut queue, .. }) = place.map(|at| siblings.uplink(at)) else {
+            return false;
+        };
+        queue.kick_queued(SEGMENTS * 2, &self.counters);
+        queue.sends.zero_copy
     }
 }

@@ -249,6 +249,16 @@ fn longest_segments_of_the_underlay_are_those_that_fit_with_the_outer_headers() 
 }
 
 #[test]
+fn frames_behind_a_gso_packet_that_confirms_a_next_hop_do_not_overtake_it_where_the_kernel_gets_all() {
+    let mut overlay = Overlay::plain();
+    overlay.vteps[0].confirm.store(true, Relaxed);
+    send_gso(&mut overlay, 2500);
+    overlay.send(&[frame(NEAR, mac(0), 60)]);
+    assert_eq!(overlay.uplink.take().len(), 4);
+    assert!(overlay.underlay.take().is_empty() && !overlay.vteps[0].confirm.load(Relaxed));
+}
+
+#[test]
 fn kernel_gets_one_gso_packet_to_confirm_a_next_hop() {
     let mut overlay = Overlay::of(ports(&[Vlans::Untagged]), false, BY_DMA);
     for _ in 0..2 {
