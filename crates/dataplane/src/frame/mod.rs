@@ -2,7 +2,7 @@
 
 pub mod bytes;
 pub(crate) mod checksums;
-pub(crate) mod encapsulated;
 pub(crate) mod gso;
+pub(crate) mod new_head;
 pub(crate) mod retag;
 pub(crate) mod segmenter;

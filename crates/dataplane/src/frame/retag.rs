@@ -1,12 +1,11 @@
 //! Changes the VLAN tag of a frame from a port with tags to one without, or vice versa.
 
 use device::counters::PairCounters;
-use device::pair::Sending;
-use packet::HEADERS_MAX;
 use packet::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
 use xsk::metadata::Tag;
 use xsk::{RxDesc, Umem, UmemOffset};
 
+use crate::frame::new_head::NewHead;
 use crate::guest::guest_frame::GuestFrame;
 
 /// A change of a frame's tag.
@@ -17,55 +16,15 @@ pub(crate) enum Retag {
     Remove,
 }
 
-/// The head of a guest's frame with its tag changed.
-pub(crate) struct Retagged {
-    sending: Sending,
-    head: [u8; HEADERS_MAX + TAG_BYTES],
-    known: usize,
-}
-
-impl Retagged {
+impl Retag {
+    /// A guest's frame with its tag changed.
     #[cold]
-    pub(crate) fn new(frame: GuestFrame<'_>, retag: Retag) -> Self {
-        let mut sending = *frame.sending;
-        let mut head = [0; HEADERS_MAX + TAG_BYTES];
+    pub(crate) fn change(self, frame: &GuestFrame<'_>) -> NewHead {
         let (addresses, rest) = frame.head.split_at(ADDRESS_BYTES);
-        head[..ADDRESS_BYTES].copy_from_slice(addresses);
-        let behind = match retag {
-            Retag::Insert(vlan) => {
-                head[ADDRESS_BYTES..][..TAG_BYTES].copy_from_slice(&ethernet::tag(vlan));
-                head[ADDRESS_BYTES + TAG_BYTES..][..rest.len()].copy_from_slice(rest);
-                ADDRESS_BYTES + TAG_BYTES + rest.len()
-            }
-            Retag::Remove => {
-                let rest = &rest[TAG_BYTES..];
-                head[ADDRESS_BYTES..][..rest.len()].copy_from_slice(rest);
-                ADDRESS_BYTES + rest.len()
-            }
-            Retag::Keep => frame.head.len(),
-        };
-        let shift = |at: u32| match retag {
-            Retag::Insert(_) => at + TAG_BYTES as u32,
-            Retag::Remove => at.saturating_sub(TAG_BYTES as u32),
-            Retag::Keep => at,
-        };
-        sending.len = shift(sending.len);
-        if let Some(checksum) = &mut sending.request.csum {
-            checksum.start = u16::try_from(shift(checksum.start.into())).unwrap_or(u16::MAX);
-        }
-        Self {
-            sending,
-            head,
-            known: behind,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn frame<'a>(&'a self, of: GuestFrame<'a>) -> GuestFrame<'a> {
-        GuestFrame {
-            sending: &self.sending,
-            head: &self.head[..self.known],
-            ..of
+        match self {
+            Self::Insert(vlan) => NewHead::new(frame, [addresses, &ethernet::tag(vlan), rest]),
+            Self::Remove => NewHead::new(frame, [addresses, &[], &rest[TAG_BYTES..]]),
+            Self::Keep => NewHead::new(frame, [addresses, &[], rest]),
         }
     }
 }

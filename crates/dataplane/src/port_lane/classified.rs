@@ -12,7 +12,7 @@ use virtqueue::{Buffer, Chain};
 use crate::fdb::Destination;
 use crate::fdb::flows::Flow;
 use crate::frame::bytes::guest_to_own;
-use crate::frame::retag::{Retag, Retagged};
+use crate::frame::retag::Retag;
 use crate::guest::guest_frame::GuestFrame;
 use crate::policy::filter::Verdict;
 
@@ -182,7 +182,7 @@ pub(super) fn with_tag<R>(
 ) -> R {
     match entry.retag(is_tagged) {
         Retag::Keep => act(frame),
-        retag => act(Retagged::new(frame, retag).frame(frame)),
+        retag => act(retag.change(&frame).frame(frame)),
     }
 }
 

@@ -33,7 +33,7 @@ use crate::backend::to_nic::{NicSink, ON_ITS_WAY, Transmit};
 use crate::fdb::Destination;
 use crate::fdb::flows::Flow;
 use crate::fdb::remotes::VtepNumber;
-use crate::frame::encapsulated::Encapsulated;
+use crate::frame::new_head::NewHead;
 use crate::guest::from_guest::{Budget, Put, Sink};
 use crate::guest::guest_frame::GuestFrame;
 use crate::lane::limits::SEGMENTS;
@@ -135,7 +135,7 @@ impl Sink for ToVtep<'_, '_> {
             return put.unwrap_or(Put::NoRoom);
         }
         let headers = self.encapsulation.headers(frame.head, frame.sending.len);
-        let whole = Encapsulated::new(frame, headers.as_ref());
+        let whole = NewHead::new(&frame, [headers.as_ref(), frame.head, &[]]);
         self.sink.put(chain, Some(whole.frame(frame)), budget)
     }
 
