@@ -15,7 +15,7 @@
 //!
 //! It knows only a device's queue addresses ([`address`]) and a [`Serve`](notifiers::Serve) for each, so it serves any
 //! virtio device. The VMM reports events to [`Notifiers`](notifiers::Notifiers); [`state`] is the table of their
-//! consequences; [`bus`] binds eventfds, in KVM or in a test; [`probe`] finds out how many a bus takes.
+//! consequences; [`bus`] binds eventfds, in KVM or in a test.
 //!
 //! # States
 //!
@@ -106,9 +106,8 @@
 //!
 //! use kvm_ioctls::Kvm;
 //! use notifier::address::{Bus, NotifyAddress};
-//! use notifier::notifiers::{By, DeviceEvent, Left, Notifiers, QueueEvent, QueueSetup, Serve};
-//! use notifier::probe::{Room, room};
-//! use notifier::state::State;
+//! use notifier::notifiers::{By, Left, Notifiers, QueueSetup, Serve};
+//! use notifier::state::{Event, State};
 //!
 //! /// The device's side of the queue: here it only reports that it was called.
 //! struct Entropy(Sender<&'static str>);
@@ -126,15 +125,15 @@
 //! #     return Ok(());
 //! # }
 //! let vm = Arc::new(Kvm::new()?.create_vm()?);
-//! let by = if room(&vm, Bus::Mmio, 0xe000_0000)? == Room::Many { By::Eventfd } else { By::Exit };
 //! let (told, looks) = channel();
-//! let queue = QueueSetup { address: NotifyAddress::mmio(0xd000_0000, 0)?, by, serve: Box::new(Entropy(told)) };
+//! let address = NotifyAddress::mmio(0xd000_0000, 0)?;
+//! let queue = QueueSetup { address, by: By::Eventfd, serve: Box::new(Entropy(told)) };
 //! let notifiers = Notifiers::new(Arc::clone(&vm), vec![queue], true)?;
 //!
 //! // The VMM starts its vCPUs. The guest's driver sets the queue up, then DRIVER_OK.
-//! notifiers.event(DeviceEvent::VmRun)?;
-//! notifiers.queue_event(0, QueueEvent::QueueEnable)?;
-//! let report = notifiers.event(DeviceEvent::DriverOk)?;
+//! notifiers.event(Event::VmRun)?;
+//! notifiers.queue_event(0, Event::QueueEnable)?;
+//! let report = notifiers.event(Event::DriverOk)?;
 //! assert!(report.stop_backends.is_empty());
 //! assert_eq!(notifiers.state(0), Some(State::Assigned));
 //! assert_eq!(looks.recv()?, "looked");
@@ -146,10 +145,10 @@
 //!
 //! // A vhost-user backend gets the eventfd as its kick descriptor, and gives the queue back when the guest resets.
 //! let kick = notifiers.eventfd(0)?;
-//! notifiers.queue_event(0, QueueEvent::BackendStart)?;
+//! notifiers.queue_event(0, Event::BackendStart)?;
 //! assert_eq!(kick.read()?, 1); // it looks once
-//! assert_eq!(notifiers.event(DeviceEvent::Reset)?.stop_backends, [0]);
-//! notifiers.queue_event(0, QueueEvent::BackendStop)?;
+//! assert_eq!(notifiers.event(Event::Reset)?.stop_backends, [0]);
+//! notifiers.queue_event(0, Event::BackendStop)?;
 //! assert_eq!(notifiers.state(0), Some(State::Deassigned));
 //! # Ok(())
 //! # }
@@ -160,7 +159,6 @@
 pub mod address;
 pub mod bus;
 pub mod notifiers;
-pub mod probe;
 mod queue;
 mod serve;
 mod service;

@@ -24,64 +24,10 @@ pub struct QueueSetup {
     pub serve: Box<dyn Serve>,
 }
 
-/// What happens to all queues of a device: see [`Event`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DeviceEvent {
-    /// [`Event::DriverOk`].
-    DriverOk,
-    /// [`Event::Reset`].
-    Reset,
-    /// [`Event::BusMasterOn`].
-    BusMasterOn,
-    /// [`Event::BusMasterOff`].
-    BusMasterOff,
-    /// [`Event::VmRun`].
-    VmRun,
-    /// [`Event::VmStop`].
-    VmStop,
-}
-
-impl From<DeviceEvent> for Event {
-    fn from(event: DeviceEvent) -> Self {
-        match event {
-            DeviceEvent::DriverOk => Self::DriverOk,
-            DeviceEvent::Reset => Self::Reset,
-            DeviceEvent::BusMasterOn => Self::BusMasterOn,
-            DeviceEvent::BusMasterOff => Self::BusMasterOff,
-            DeviceEvent::VmRun => Self::VmRun,
-            DeviceEvent::VmStop => Self::VmStop,
-        }
-    }
-}
-
-/// What happens to one queue: see [`Event`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QueueEvent {
-    /// [`Event::QueueEnable`].
-    QueueEnable,
-    /// [`Event::QueueReset`].
-    QueueReset,
-    /// [`Event::BackendStart`].
-    BackendStart,
-    /// [`Event::BackendStop`].
-    BackendStop,
-}
-
-impl From<QueueEvent> for Event {
-    fn from(event: QueueEvent) -> Self {
-        match event {
-            QueueEvent::QueueEnable => Self::QueueEnable,
-            QueueEvent::QueueReset => Self::QueueReset,
-            QueueEvent::BackendStart => Self::BackendStart,
-            QueueEvent::BackendStop => Self::BackendStop,
-        }
-    }
-}
-
 /// Work for the VMM after an event, and facts for its user.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Queues that a backend has and must give back: the VMM stops it, then sends [`QueueEvent::BackendStop`] for each,
+    /// Queues that a backend has and must give back: the VMM stops it, then sends [`Event::BackendStop`] for each,
     /// before it resumes the guest. Until then each report names them. Two vCPUs that write at the same time may both
     /// get them: the VMM needs a lock for its backends, and reads [`Notifiers::state`] under it.
     pub stop_backends: Vec<u16>,
@@ -217,7 +163,7 @@ pub struct Notifiers<B: Ioeventfds> {
 }
 
 impl<B: Ioeventfds> Notifiers<B> {
-    /// Spawns the thread that serves assigned queues. At first the VM is stopped (until [`DeviceEvent::VmRun`]),
+    /// Spawns the thread that serves assigned queues. At first the VM is stopped (until [`Event::VmRun`]),
     /// `DRIVER_OK` is not set, and no queue is enabled. `bus_master`: `false` for PCI, whose driver sets the bit later;
     /// `true` for virtio-mmio.
     ///
@@ -251,11 +197,11 @@ impl<B: Ioeventfds> Notifiers<B> {
     ///
     /// # Panics
     /// If [`Serve::look`] panics. The event was not applied to the queues after that one; it may be repeated.
-    pub fn event(&self, event: DeviceEvent) -> Result<Report, NotifierError> {
+    pub fn event(&self, event: Event) -> Result<Report, NotifierError> {
         let _order = self.one_at_a_time();
         let mut report = Report::default();
         for (queue, slot) in self.slots() {
-            report.add(queue, self.apply(queue, slot, event.into())?);
+            report.add(queue, self.apply(queue, slot, event)?);
         }
         Ok(report)
     }
@@ -267,11 +213,11 @@ impl<B: Ioeventfds> Notifiers<B> {
     ///
     /// # Panics
     /// If [`Serve::look`] panics.
-    pub fn queue_event(&self, queue: u16, event: QueueEvent) -> Result<Report, NotifierError> {
+    pub fn queue_event(&self, queue: u16, event: Event) -> Result<Report, NotifierError> {
         let slot = self.slot(queue)?;
         let _order = self.one_at_a_time();
         let mut report = Report::default();
-        report.add(queue, self.apply(queue, slot, event.into())?);
+        report.add(queue, self.apply(queue, slot, event)?);
         Ok(report)
     }
 
@@ -292,7 +238,7 @@ impl<B: Ioeventfds> Notifiers<B> {
     }
 
     /// A duplicate of a queue's eventfd: a backend's kick descriptor. Call this before each
-    /// [`QueueEvent::BackendStart`]: after a backend gave the queue back, the queue has another eventfd.
+    /// [`Event::BackendStart`]: after a backend gave the queue back, the queue has another eventfd.
     ///
     /// # Errors
     /// [`NotifierError::NoQueue`], [`NotifierError::Resources`].

@@ -66,6 +66,6 @@ fn remedy(error: &io::Error) -> &'static str {
         Some(Errno::NOSPC) => "the bus has no room: give the VM fewer devices or queues",
         Some(Errno::MFILE | Errno::NFILE) => "raise the limit of open files",
         Some(Errno::EXIST) => "another queue has that address: give devices addresses of their own",
-        _ => "look whether this kernel has ioeventfds for such an address (probe)",
+        _ => "check whether this kernel has ioeventfds for such an address (KVM_CAP_IOEVENTFD)",
     }
 }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use notifier::address::{Bus, NotifyAddress};
-use notifier::notifiers::{By, DeviceEvent, Left, Notifiers, QueueEvent, QueueSetup, Serve};
-use notifier::state::State;
+use notifier::notifiers::{By, Left, Notifiers, QueueSetup, Serve};
+use notifier::state::{Event, State};
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use rustix::thread::gettid;
@@ -130,14 +130,14 @@ impl Panicking {
             looked,
         } = self;
         assert!(ends(move || {
-            for event in [DeviceEvent::Reset, DeviceEvent::VmStop] {
+            for event in [Event::Reset, Event::VmStop] {
                 notifiers.event(event).unwrap();
             }
             switching::start(&notifiers, 2);
             if !board.write(NOTIFY, &0u32.to_le_bytes()) {
                 exit(&notifiers, 0);
             }
-            notifiers.event(DeviceEvent::VmStop).unwrap();
+            notifiers.event(Event::VmStop).unwrap();
             drop(notifiers);
             assert_eq!(board.bound(), 0);
         }));
@@ -165,9 +165,9 @@ fn a_look_that_panics_in_the_thread_ends_looks_at_its_queue_alone() {
 #[test]
 fn a_look_that_panics_in_a_transition_ends_looks_at_its_queue_alone() {
     let device = Panicking::new(By::Eventfd);
-    let stop = || device.notifiers.event(DeviceEvent::VmStop);
+    let stop = || device.notifiers.event(Event::VmStop);
     assert!(catch_unwind(AssertUnwindSafe(stop)).is_err());
-    device.notifiers.event(DeviceEvent::VmRun).unwrap();
+    device.notifiers.event(Event::VmRun).unwrap();
     device.only_queue_0_is_lost();
 }
 
@@ -223,8 +223,8 @@ fn a_queue_that_is_never_empty_holds_nobody_up() {
         assert!(board.write(NOTIFY, &1u32.to_le_bytes()));
         assert!(wait::until(wait::SOON, || other.load(Ordering::SeqCst) > before));
         for (off, on) in [
-            (QueueEvent::BackendStart, QueueEvent::BackendStop),
-            (QueueEvent::QueueReset, QueueEvent::QueueEnable),
+            (Event::BackendStart, Event::BackendStop),
+            (Event::QueueReset, Event::QueueEnable),
         ] {
             notifiers.queue_event(0, off).unwrap();
             let quiet = looks();
@@ -252,14 +252,14 @@ fn a_backend_that_makes_its_eventfd_blocking_does_not_hold_the_vmm_up() {
     let notifiers = device(&board, vec![(By::Eventfd, counts(&looked))]);
     switching::start(&notifiers, 1);
     let kick = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
     make_blocking(&kick);
     assert!(kick.read().unwrap() > 0);
     assert!(ends(move || {
-        notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+        notifiers.queue_event(0, Event::BackendStop).unwrap();
         assert_eq!(notifiers.state(0), Some(State::Assigned));
         let kick = notifiers.eventfd(0).unwrap();
-        notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+        notifiers.queue_event(0, Event::BackendStart).unwrap();
         make_blocking(&kick);
         assert!(kick.read().unwrap() > 0);
         drop(notifiers);
@@ -273,10 +273,10 @@ fn a_backend_without_an_ioeventfd_gets_one_when_there_is_room() {
     let notifiers = device(&board, vec![(By::Eventfd, counts(&looked))]);
     switching::start(&notifiers, 1);
     let kick = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
     assert_eq!((board.bound(), kick.read().unwrap()), (0, 1));
     board.set_room(1);
-    notifiers.event(DeviceEvent::DriverOk).unwrap();
+    notifiers.event(Event::DriverOk).unwrap();
     assert_eq!((board.bound(), kick.read().unwrap()), (1, 1));
     let status = notifiers.status().remove(0);
     assert_eq!((status.state, status.by), (State::OffLimits, By::Eventfd));
@@ -309,7 +309,7 @@ fn nobody_burns_a_cpu_while_a_look_lasts() {
             scope.spawn(move || {
                 tell.send(gettid()).unwrap();
                 if stops {
-                    notifiers.event(DeviceEvent::VmStop).map(drop).unwrap();
+                    notifiers.event(Event::VmStop).map(drop).unwrap();
                 } else {
                     exit(notifiers, 0);
                 }

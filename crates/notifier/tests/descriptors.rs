@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use notifier::address::{Bus, NotifyAddress};
-use notifier::notifiers::{By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup};
-use notifier::state::State;
+use notifier::notifiers::{By, NotifierError, Notifiers, QueueSetup};
+use notifier::state::{Event, State};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::board::Board;
 use support::device::{Counters, Device, Side, ThreadCounters};
@@ -26,7 +26,7 @@ fn without_another_descriptor_the_eventfd_of_the_last_backend_is_not_used_again(
     let notifiers = Notifiers::new(Arc::clone(&board), vec![setup], true).unwrap();
     switching::start(&notifiers, 1);
     let kept = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
 
     let limit = getrlimit(Resource::Nofile);
     let none = Rlimit {
@@ -34,9 +34,9 @@ fn without_another_descriptor_the_eventfd_of_the_last_backend_is_not_used_again(
         ..limit
     };
     setrlimit(Resource::Nofile, none).unwrap();
-    let report = notifiers.queue_event(0, QueueEvent::BackendStop);
+    let report = notifiers.queue_event(0, Event::BackendStop);
     let kick = notifiers.eventfd(0);
-    let again = notifiers.event(DeviceEvent::DriverOk);
+    let again = notifiers.event(Event::DriverOk);
     let state = notifiers.state(0);
     device.counters.kicked.fetch_add(1, Ordering::SeqCst);
     let hit = notifiers.exit(Bus::Mmio, 0x50, &[0; 4]);
@@ -48,7 +48,7 @@ fn without_another_descriptor_the_eventfd_of_the_last_backend_is_not_used_again(
     assert_eq!((state, hit), (Some(State::Deassigned), Some(0)));
     assert_eq!(device.counters.seen(), 1);
 
-    notifiers.event(DeviceEvent::DriverOk).unwrap();
+    notifiers.event(Event::DriverOk).unwrap();
     assert_eq!(notifiers.state(0), Some(State::Assigned));
     kept.read().unwrap_or(0);
     device.counters.kicked.fetch_add(1, Ordering::SeqCst);

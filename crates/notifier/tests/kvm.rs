@@ -11,9 +11,8 @@ use std::thread;
 use kvm_ioctls::{IoEventAddress, VmFd};
 use notifier::address::{Bus, Match, NotifyAddress};
 use notifier::bus::Ioeventfds;
-use notifier::notifiers::{By, DeviceEvent, Notifiers, QueueSetup};
-use notifier::probe::{Room, room};
-use notifier::state::State;
+use notifier::notifiers::{By, Notifiers, QueueSetup};
+use notifier::state::{Event, State};
 use rustix::io::Errno;
 use support::device::{Device, Side};
 use support::guest::{self, SharedWords};
@@ -25,8 +24,6 @@ type Queue = Arc<Device<SharedWords>>;
 
 /// `NR_IOBUS_DEVS` in include/linux/kvm_host.h: devices of a bus, its ioeventfds not counted.
 const BUS_DEVICES: u64 = 1000;
-/// Addresses that nobody has.
-const UNUSED: u64 = 0xe000;
 
 fn machine(bus: Bus, by: By) -> (Arc<VmFd>, Notifiers<Arc<VmFd>>, Queue) {
     let (vm, words) = guest::vm(bus);
@@ -112,12 +109,12 @@ fn each_notification_is_counted_once_however_it_came() {
         switching::start(&notifiers, 1);
         while_the_guest_runs(&vm, &notifiers, &device, || {
             for _ in 0..500 {
-                notifiers.event(DeviceEvent::VmStop).unwrap();
-                notifiers.event(DeviceEvent::VmRun).unwrap();
+                notifiers.event(Event::VmStop).unwrap();
+                notifiers.event(Event::VmRun).unwrap();
             }
         });
         device.sees_all();
-        notifiers.event(DeviceEvent::VmStop).unwrap();
+        notifiers.event(Event::VmStop).unwrap();
         let status = &notifiers.status()[0];
         let kicked = u64::from(support::device::Counters::kicked(&device.counters));
         println!(
@@ -142,17 +139,6 @@ fn an_assigned_queue_is_notified_without_exits() {
     }
 }
 
-#[test]
-fn this_kernel_has_room_for_seven_ioeventfds_on_each_bus() {
-    require!(Kvm);
-    let (vm, _words) = guest::vm(Bus::Mmio);
-    for bus in [Bus::Mmio, Bus::Pio] {
-        for _ in 0..2 {
-            assert_eq!(room(&vm, bus, UNUSED).unwrap(), Room::Many, "{bus}");
-        }
-    }
-}
-
 /// Devices of the kernel's own fill the bus: zones of coalesced MMIO. Then KVM takes no ioeventfd, either.
 #[test]
 fn a_full_bus_leaves_the_queue_to_exits_until_there_is_room() {
@@ -164,8 +150,6 @@ fn a_full_bus_leaves_the_queue_to_exits_until_there_is_room() {
         .take_while(|&place| vm.register_coalesced_mmio(zone(place), 8).is_ok())
         .count() as u64;
     println!("{filled} devices fill the bus");
-    assert_eq!(room(&vm, Bus::Mmio, UNUSED).unwrap(), Room::Few(0));
-    assert_eq!(room(&vm, Bus::Pio, UNUSED).unwrap(), Room::Many);
 
     switching::start(&notifiers, 1);
     let status = notifiers.status().remove(0);
@@ -179,7 +163,7 @@ fn a_full_bus_leaves_the_queue_to_exits_until_there_is_room() {
         for place in 0..filled {
             vm.unregister_coalesced_mmio(zone(place), 8).unwrap();
         }
-        notifiers.event(DeviceEvent::VmRun).unwrap();
+        notifiers.event(Event::VmRun).unwrap();
         assert_eq!(notifiers.state(0), Some(State::Assigned));
         assert!(wait::until(wait::SOON, || notifiers.status()[0].from_eventfd > 100));
     });

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use notifier::address::{Bus, NotifyAddress};
-use notifier::notifiers::{By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Report};
-use notifier::state::State;
+use notifier::notifiers::{By, NotifierError, Notifiers, QueueSetup, Report};
+use notifier::state::{Event, State};
 use support::backend::Backend;
 use support::board::Board;
 use support::device::{Device, Side, ThreadCounters};
@@ -69,7 +69,7 @@ impl Vmm {
         let place = usize::from(queue);
         let mut backends = self.backends.lock().unwrap();
         let kick = self.notifiers.eventfd(queue).unwrap();
-        match self.notifiers.queue_event(queue, QueueEvent::BackendStart) {
+        match self.notifiers.queue_event(queue, Event::BackendStart) {
             Ok(_) => backends[place] = Some(Backend::start(&self.queues[place], kick)),
             Err(NotifierError::Refused { .. }) => {}
             Err(error) => panic!("{error}"),
@@ -81,9 +81,7 @@ impl Vmm {
         if let Some(backend) = backends[usize::from(queue)].take() {
             assert_eq!(self.notifiers.state(queue), Some(State::OffLimits));
             backend.stop();
-            self.notifiers
-                .queue_event(queue, QueueEvent::BackendStop)
-                .unwrap();
+            self.notifiers.queue_event(queue, Event::BackendStop).unwrap();
         }
     }
 
@@ -102,12 +100,12 @@ impl Vmm {
     fn step(&self, random: u32) {
         let queue = u16::try_from((random >> 8) % u32::from(QUEUES)).unwrap();
         let report = match (random >> 16) % 32 {
-            0 => self.notifiers.event(DeviceEvent::Reset),
-            1 => self.notifiers.event(DeviceEvent::BusMasterOff),
-            2..5 => self.notifiers.event(DeviceEvent::BusMasterOn),
-            5..8 => self.notifiers.event(DeviceEvent::DriverOk),
-            8 => self.notifiers.queue_event(queue, QueueEvent::QueueReset),
-            9..14 => self.notifiers.queue_event(queue, QueueEvent::QueueEnable),
+            0 => self.notifiers.event(Event::Reset),
+            1 => self.notifiers.event(Event::BusMasterOff),
+            2..5 => self.notifiers.event(Event::BusMasterOn),
+            5..8 => self.notifiers.event(Event::DriverOk),
+            8 => self.notifiers.queue_event(queue, Event::QueueReset),
+            9..14 => self.notifiers.queue_event(queue, Event::QueueEnable),
             14 => return self.start(queue),
             15 => return self.stop(queue),
             16 => return assert_eq!(self.notifiers.status().len(), usize::from(QUEUES)),
@@ -154,7 +152,7 @@ fn no_notification_is_lost_while_all_vcpus_do_anything_at_once() {
             vcpu.join().unwrap();
         }
     });
-    for event in [DeviceEvent::BusMasterOn, DeviceEvent::VmRun] {
+    for event in [Event::BusMasterOn, Event::VmRun] {
         vmm.heed(&vmm.notifiers.event(event).unwrap());
     }
     switching::start(&vmm.notifiers, QUEUES);

@@ -8,10 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use notifier::address::{Bus, Match, NotifyAddress};
-use notifier::notifiers::{
-    By, DeviceEvent, NotifierError, Notifiers, QueueEvent, QueueSetup, Saved, SavedQueue,
-};
-use notifier::state::{Refusal, State};
+use notifier::notifiers::{By, NotifierError, Notifiers, QueueSetup, Saved, SavedQueue};
+use notifier::state::{Event, Refusal, State};
 use support::board::Board;
 use support::device::{Counters, Device, Side, ThreadCounters};
 use support::switching;
@@ -58,13 +56,13 @@ fn looked_at_by(device: &Queue, act: impl FnOnce()) -> u64 {
 fn a_queue_is_assigned_when_all_is_ready_and_looked_at_once() {
     let board = Arc::new(Board::new(9));
     let (notifiers, devices) = device_of(&board, &[By::Eventfd]);
-    notifiers.event(DeviceEvent::VmRun).unwrap();
-    notifiers.queue_event(0, QueueEvent::QueueEnable).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
+    notifiers.queue_event(0, Event::QueueEnable).unwrap();
     assert_eq!(
         (notifiers.state(0), board.bound(), devices[0].looks()),
         (Some(State::Deassigned), 0, 0)
     );
-    notifiers.event(DeviceEvent::DriverOk).unwrap();
+    notifiers.event(Event::DriverOk).unwrap();
     assert_eq!((notifiers.state(0), board.bound()), (Some(State::Assigned), 1));
     assert!(wait::until(wait::SOON, || devices[0].looks() == 1));
     kick(&board, &notifiers, &devices[0], 0);
@@ -82,10 +80,10 @@ fn a_queue_by_exits_is_looked_at_in_the_thread_that_exits() {
     let (notifiers, devices) = device_of(&board, &[By::Exit]);
     kick(&board, &notifiers, &devices[0], 0);
     assert_eq!(devices[0].looks(), 0, "it is not ready");
-    notifiers.event(DeviceEvent::VmRun).unwrap();
-    notifiers.queue_event(0, QueueEvent::QueueEnable).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
+    notifiers.queue_event(0, Event::QueueEnable).unwrap();
     assert_eq!(
-        looked_at_by(&devices[0], || drop(notifiers.event(DeviceEvent::DriverOk))),
+        looked_at_by(&devices[0], || drop(notifiers.event(Event::DriverOk))),
         1
     );
     assert_eq!(
@@ -108,23 +106,23 @@ fn the_stop_of_the_vm_looks_once_more_and_nothing_does_until_it_runs() {
     switching::start(&notifiers, 1);
     assert!(wait::until(wait::SOON, || devices[0].looks() == 1));
     assert_eq!(
-        looked_at_by(&devices[0], || drop(notifiers.event(DeviceEvent::VmStop))),
+        looked_at_by(&devices[0], || drop(notifiers.event(Event::VmStop))),
         1
     );
     assert_eq!((notifiers.state(0), board.bound()), (Some(State::Deassigned), 0));
     let quiet = looked_at_by(&devices[0], || {
         kick(&board, &notifiers, &devices[0], 0);
         for event in [
-            DeviceEvent::VmStop,
-            DeviceEvent::BusMasterOff,
-            DeviceEvent::BusMasterOn,
-            DeviceEvent::DriverOk,
+            Event::VmStop,
+            Event::BusMasterOff,
+            Event::BusMasterOn,
+            Event::DriverOk,
         ] {
             notifiers.event(event).unwrap();
         }
     });
     assert_eq!(quiet, 0);
-    notifiers.event(DeviceEvent::VmRun).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
     devices[0].sees_all();
 }
 
@@ -135,10 +133,10 @@ fn rings_of_a_reset_queue_are_not_looked_at() {
     switching::start(&notifiers, 1);
     assert!(wait::until(wait::SOON, || devices[0].looks() == 1));
     let looks = looked_at_by(&devices[0], || {
-        notifiers.queue_event(0, QueueEvent::QueueReset).unwrap();
+        notifiers.queue_event(0, Event::QueueReset).unwrap();
         kick(&board, &notifiers, &devices[0], 0);
-        notifiers.event(DeviceEvent::BusMasterOff).unwrap();
-        notifiers.event(DeviceEvent::Reset).unwrap();
+        notifiers.event(Event::BusMasterOff).unwrap();
+        notifiers.event(Event::Reset).unwrap();
         kick(&board, &notifiers, &devices[0], 0);
     });
     assert_eq!((looks, board.bound()), (0, 0));
@@ -151,7 +149,7 @@ fn a_backend_has_the_queue_alone_until_it_gives_it_back() {
     switching::start(&notifiers, 1);
     assert!(wait::until(wait::SOON, || devices[0].looks() == 1));
     let event = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
     assert_eq!(event.read().unwrap(), 1, "it looks once at first");
     kick(&board, &notifiers, &devices[0], 0);
     kick(&board, &notifiers, &devices[0], 0);
@@ -159,7 +157,7 @@ fn a_backend_has_the_queue_alone_until_it_gives_it_back() {
     assert_eq!(notifiers.exit(Bus::Mmio, BASE + 0x50, &[0; 4]), Some(0));
     assert_eq!(event.read().unwrap(), 3);
     assert_eq!((board.bound(), devices[0].looks()), (1, 1));
-    notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+    notifiers.queue_event(0, Event::BackendStop).unwrap();
     devices[0].sees_all();
     assert_eq!((notifiers.state(0), board.bound()), (Some(State::Assigned), 1));
 }
@@ -170,9 +168,9 @@ fn the_eventfd_that_a_backend_keeps_is_nothing_any_more() {
     let (notifiers, devices) = device_of(&board, &[By::Eventfd]);
     switching::start(&notifiers, 1);
     let kept = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
-    notifiers.event(DeviceEvent::VmStop).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
+    notifiers.event(Event::VmStop).unwrap();
+    notifiers.queue_event(0, Event::BackendStop).unwrap();
     assert!(
         kept.read().unwrap() > 0,
         "what the backend has not taken stays there"
@@ -180,7 +178,7 @@ fn the_eventfd_that_a_backend_keeps_is_nothing_any_more() {
     // Nobody reads the queue's own one while the VM stands.
     kept.write(5).unwrap();
     assert!(notifiers.eventfd(0).unwrap().read().is_err());
-    notifiers.event(DeviceEvent::VmRun).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
     kick(&board, &notifiers, &devices[0], 0);
     devices[0].sees_all();
     assert!(wait::until(wait::SOON, || notifiers.status()[0].from_eventfd == 1));
@@ -192,12 +190,12 @@ fn a_backend_is_told_of_when_its_queue_ends() {
     let board = Arc::new(Board::new(9));
     let (notifiers, devices) = device_of(&board, &[By::Eventfd, By::Eventfd]);
     switching::start(&notifiers, 2);
-    notifiers.queue_event(1, QueueEvent::BackendStart).unwrap();
-    for event in [DeviceEvent::VmStop, DeviceEvent::VmRun, DeviceEvent::Reset] {
+    notifiers.queue_event(1, Event::BackendStart).unwrap();
+    for event in [Event::VmStop, Event::VmRun, Event::Reset] {
         assert_eq!(notifiers.event(event).unwrap().stop_backends, [1], "{event:?}");
         assert_eq!(notifiers.state(1), Some(State::OffLimits));
     }
-    notifiers.queue_event(1, QueueEvent::BackendStop).unwrap();
+    notifiers.queue_event(1, Event::BackendStop).unwrap();
     assert_eq!((notifiers.state(1), board.bound()), (Some(State::Deassigned), 0));
     assert_eq!(devices[1].met.load(Ordering::SeqCst), 0);
 }
@@ -214,15 +212,15 @@ fn what_the_vmm_may_not_do_is_refused_and_changes_nothing() {
     };
     let event = |event| notifiers.queue_event(0, event).map(drop);
     assert!(matches!(
-        refused(event(QueueEvent::BackendStart)),
+        refused(event(Event::BackendStart)),
         Refusal::NotReady { running: false, .. }
     ));
-    assert_eq!(refused(event(QueueEvent::BackendStop)), Refusal::NoBackend);
+    assert_eq!(refused(event(Event::BackendStop)), Refusal::NoBackend);
     switching::start(&notifiers, 1);
     assert_eq!(refused(notifiers.save().map(drop)), Refusal::Running);
-    event(QueueEvent::BackendStart).unwrap();
-    assert_eq!(refused(event(QueueEvent::BackendStart)), Refusal::BackendOwns);
-    notifiers.event(DeviceEvent::VmStop).unwrap();
+    event(Event::BackendStart).unwrap();
+    assert_eq!(refused(event(Event::BackendStart)), Refusal::BackendOwns);
+    notifiers.event(Event::VmStop).unwrap();
     assert_eq!(refused(notifiers.save().map(drop)), Refusal::BackendOwns);
     let none = Saved { queues: vec![] };
     assert!(matches!(
@@ -240,7 +238,7 @@ fn what_the_vmm_may_not_do_is_refused_and_changes_nothing() {
     ));
     assert_eq!((notifiers.state(0), board.bound()), (Some(State::OffLimits), 1));
     assert!(matches!(
-        notifiers.queue_event(1, QueueEvent::QueueEnable),
+        notifiers.queue_event(1, Event::QueueEnable),
         Err(NotifierError::NoQueue { queue: 1, queues: 1 })
     ));
     assert_eq!(notifiers.state(1), None);
@@ -251,8 +249,8 @@ fn a_restored_device_looks_when_its_vm_runs() {
     let board = Arc::new(Board::new(9));
     let (source, _devices) = device_of(&board, &[By::Eventfd, By::Exit]);
     switching::start(&source, 2);
-    source.queue_event(1, QueueEvent::QueueReset).unwrap();
-    source.event(DeviceEvent::VmStop).unwrap();
+    source.queue_event(1, Event::QueueReset).unwrap();
+    source.event(Event::VmStop).unwrap();
     let saved = source.save().unwrap();
     drop(source);
     let queue = |enabled| SavedQueue {
@@ -274,7 +272,7 @@ fn a_restored_device_looks_when_its_vm_runs() {
         (target.state(0), devices[0].looks(), board.bound()),
         (Some(State::Deassigned), 0, 0)
     );
-    target.event(DeviceEvent::VmRun).unwrap();
+    target.event(Event::VmRun).unwrap();
     devices[0].sees_all();
     assert_eq!((target.state(0), devices[1].looks()), (Some(State::Assigned), 0));
 }
@@ -283,11 +281,11 @@ fn a_restored_device_looks_when_its_vm_runs() {
 fn queues_without_room_on_the_bus_are_notified_by_exits_and_that_is_said_once() {
     let board = Arc::new(Board::new(2));
     let (notifiers, devices) = device_of(&board, &[By::Eventfd; 4]);
-    notifiers.event(DeviceEvent::VmRun).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
     for queue in 0..4 {
-        notifiers.queue_event(queue, QueueEvent::QueueEnable).unwrap();
+        notifiers.queue_event(queue, Event::QueueEnable).unwrap();
     }
-    let report = notifiers.event(DeviceEvent::DriverOk).unwrap();
+    let report = notifiers.event(Event::DriverOk).unwrap();
     let unbound: Vec<_> = report.unbound.iter().map(|error| error.queue).collect();
     assert_eq!(unbound, [2, 3]);
     assert!(
@@ -295,7 +293,7 @@ fn queues_without_room_on_the_bus_are_notified_by_exits_and_that_is_said_once() 
             .to_string()
             .contains("queue 2 is notified by exits")
     );
-    assert!(notifiers.event(DeviceEvent::DriverOk).unwrap().unbound.is_empty());
+    assert!(notifiers.event(Event::DriverOk).unwrap().unbound.is_empty());
     let by: Vec<_> = notifiers.status().iter().map(|status| status.by).collect();
     assert_eq!(by, [By::Eventfd, By::Eventfd, By::Exit, By::Exit]);
     for (device, queue) in devices.iter().zip(0..) {
@@ -305,13 +303,13 @@ fn queues_without_room_on_the_bus_are_notified_by_exits_and_that_is_said_once() 
     assert_eq!(notifiers.status()[3].from_exits, 1);
     // Its backend gets notifications by exits, too.
     let event = notifiers.eventfd(3).unwrap();
-    notifiers.queue_event(3, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(3, Event::BackendStart).unwrap();
     kick(&board, &notifiers, &devices[3], 3);
     assert_eq!(event.read().unwrap(), 2);
-    notifiers.queue_event(3, QueueEvent::BackendStop).unwrap();
+    notifiers.queue_event(3, Event::BackendStop).unwrap();
     // There is room again.
     board.set_room(4);
-    notifiers.event(DeviceEvent::VmRun).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
     assert!(
         notifiers
             .status()
@@ -348,7 +346,7 @@ fn nothing_stays_bound_when_the_device_goes() {
     let board = Arc::new(Board::new(9));
     let (notifiers, _devices) = device_of(&board, &[By::Eventfd; 3]);
     switching::start(&notifiers, 3);
-    notifiers.queue_event(1, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(1, Event::BackendStart).unwrap();
     assert_eq!(board.bound(), 3);
     drop(notifiers);
     assert_eq!(board.bound(), 0);

@@ -11,7 +11,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use notifier::notifiers::{By, DeviceEvent};
+use notifier::notifiers::By;
+use notifier::state::Event;
 use rustix::process::Pid;
 use vm_device::bus::{MmioAddress, MmioRange};
 use vm_device::device_manager::{IoManager, MmioManager as _};
@@ -123,7 +124,7 @@ impl Machine {
         let worker = self
             .worker
             .insert(worker::start(&self.net, polls, self.config.worker_cpu)?);
-        self.mmio.notifiers.event(DeviceEvent::VmRun)?;
+        self.mmio.notifiers.event(Event::VmRun)?;
         let vcpu = self
             .running
             .insert(vcpu::start(vcpu, io, self.config.vcpu_cpu, ended)?);
@@ -149,7 +150,7 @@ impl Machine {
     pub fn stop(&mut self) -> u64 {
         // `None` after a panic of the thread, which has printed it.
         let exits = self.running.take().and_then(Thread::stop);
-        let stopped = self.mmio.notifiers.event(DeviceEvent::VmStop);
+        let stopped = self.mmio.notifiers.event(Event::VmStop);
         stopped.expect("a stop of the VM is never refused");
         self.worker.take().and_then(Thread::stop);
         exits.unwrap_or(0)

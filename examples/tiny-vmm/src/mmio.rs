@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::Result;
 use kvm_ioctls::VmFd;
 use notifier::address::{Bus, NotifyAddress};
-use notifier::notifiers::{By, DeviceEvent, Notifiers, QueueEvent, QueueSetup};
+use notifier::notifiers::{By, Notifiers, QueueSetup};
+use notifier::state::Event;
 use virtio_bindings::virtio_config::*;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_mmio::*;
@@ -154,13 +155,13 @@ impl NetMmio {
         match (queue.ready, value) {
             (false, 1) if may_start => {
                 queue.ready = true;
-                let event = QueueEvent::QueueEnable;
+                let event = Event::QueueEnable;
                 self.notifiers.queue_event(index, event).expect(NEVER_REFUSED);
             }
             (true, 0) => {
                 queue.ready = false;
                 // First no thread serves it any more, then its rings are gone.
-                let event = QueueEvent::QueueReset;
+                let event = Event::QueueReset;
                 self.notifiers.queue_event(index, event).expect(NEVER_REFUSED);
                 self.net.lock().stop_queue(index);
             }
@@ -174,7 +175,7 @@ impl NetMmio {
         let new = value & STATUS_OF_DRIVER & !registers.status;
         if value == 0 || value & VIRTIO_CONFIG_S_FAILED != 0 {
             // First no thread serves the queues any more, then their rings are gone.
-            self.notifiers.event(DeviceEvent::Reset).expect(NEVER_REFUSED);
+            self.notifiers.event(Event::Reset).expect(NEVER_REFUSED);
             self.net.lock().reset();
             registers.reset(registers.queues.len(), value & STATUS_OF_DRIVER & !driver_ok);
             return;
@@ -191,7 +192,7 @@ impl NetMmio {
             registers.status |= driver_ok;
             // First the device has its rings, then they are served.
             self.net.lock().start(&registers.queues);
-            self.notifiers.event(DeviceEvent::DriverOk).expect(NEVER_REFUSED);
+            self.notifiers.event(Event::DriverOk).expect(NEVER_REFUSED);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A hostile driver at the registers: every offset, every width, odd values, in any order; the guest does not run.
 
-use notifier::notifiers::DeviceEvent;
+use notifier::state::Event;
 use testkit::soak;
 use tiny_vmm::layout::{DEVICE_AT, Mailbox, RAM_BYTES};
 use tiny_vmm::machine::{Machine, Notify};
@@ -28,11 +28,7 @@ fn rig_with(sink: Box<dyn Sink>) -> Machine {
         ..task(Work::Send, 1)
     };
     let machine = machine(Notify::Exit, &task, sink);
-    machine
-        .mmio
-        .notifiers
-        .event(DeviceEvent::VmRun)
-        .expect("never refused");
+    machine.mmio.notifiers.event(Event::VmRun).expect("never refused");
     machine
 }
 

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use notifier::bus::Ioeventfds;
-use notifier::notifiers::{By, DeviceEvent, Notifiers, QueueEvent};
-use notifier::state::State;
+use notifier::notifiers::{By, Notifiers};
+use notifier::state::{Event, State};
 
 use super::backend::Backend;
 use super::device::{Counters, Device};
 
 /// A VM that runs, with a driver that is ready.
 pub(crate) fn start<B: Ioeventfds>(notifiers: &Notifiers<B>, queues: u16) {
-    notifiers.event(DeviceEvent::VmRun).unwrap();
+    notifiers.event(Event::VmRun).unwrap();
     for queue in 0..queues {
-        notifiers.queue_event(queue, QueueEvent::QueueEnable).unwrap();
+        notifiers.queue_event(queue, Event::QueueEnable).unwrap();
     }
-    notifiers.event(DeviceEvent::DriverOk).unwrap();
+    notifiers.event(Event::DriverOk).unwrap();
 }
 
 /// Makes at least `transitions` transitions of queue 0, always in the same order. After about every other one it waits
@@ -32,8 +32,8 @@ pub(crate) fn switch<B: Ioeventfds, C: Counters + 'static>(
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let wait = random >> 31 == 0;
         done += match (random >> 16) % 5 {
-            0 => pause(notifiers, DeviceEvent::VmStop, DeviceEvent::VmRun),
-            1 => pause(notifiers, DeviceEvent::BusMasterOff, DeviceEvent::BusMasterOn),
+            0 => pause(notifiers, Event::VmStop, Event::VmRun),
+            1 => pause(notifiers, Event::BusMasterOff, Event::BusMasterOn),
             2 => queue_reset(notifiers, device),
             3 => backend(notifiers, device, wait),
             _ => reset_under_a_backend(notifiers, device),
@@ -57,7 +57,7 @@ pub(crate) fn switch<B: Ioeventfds, C: Counters + 'static>(
     );
 }
 
-fn pause<B: Ioeventfds>(notifiers: &Notifiers<B>, off: DeviceEvent, on: DeviceEvent) -> u32 {
+fn pause<B: Ioeventfds>(notifiers: &Notifiers<B>, off: Event, on: Event) -> u32 {
     notifiers.event(off).unwrap();
     assert_eq!(notifiers.state(0), Some(State::Deassigned));
     notifiers.event(on).unwrap();
@@ -65,11 +65,11 @@ fn pause<B: Ioeventfds>(notifiers: &Notifiers<B>, off: DeviceEvent, on: DeviceEv
 }
 
 fn queue_reset<B: Ioeventfds, C: Counters>(notifiers: &Notifiers<B>, device: &Device<C>) -> u32 {
-    notifiers.queue_event(0, QueueEvent::QueueReset).unwrap();
+    notifiers.queue_event(0, Event::QueueReset).unwrap();
     device.closed.store(true, Ordering::SeqCst);
     assert_eq!(notifiers.state(0), Some(State::Deassigned));
     device.closed.store(false, Ordering::SeqCst);
-    notifiers.queue_event(0, QueueEvent::QueueEnable).unwrap();
+    notifiers.queue_event(0, Event::QueueEnable).unwrap();
     2
 }
 
@@ -79,14 +79,14 @@ fn backend<B: Ioeventfds, C: Counters + 'static>(
     wait: bool,
 ) -> u32 {
     let kick = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
     let backend = Backend::start(device, kick);
     assert_eq!(notifiers.state(0), Some(State::OffLimits));
     if wait {
         device.sees_all();
     }
     backend.stop();
-    notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+    notifiers.queue_event(0, Event::BackendStop).unwrap();
     2
 }
 
@@ -95,21 +95,19 @@ fn reset_under_a_backend<B: Ioeventfds, C: Counters + 'static>(
     device: &Arc<Device<C>>,
 ) -> u32 {
     let kick = notifiers.eventfd(0).unwrap();
-    notifiers.queue_event(0, QueueEvent::BackendStart).unwrap();
+    notifiers.queue_event(0, Event::BackendStart).unwrap();
     let backend = Backend::start(device, kick);
-    let report = notifiers.event(DeviceEvent::Reset).unwrap();
+    let report = notifiers.event(Event::Reset).unwrap();
     assert_eq!(report.stop_backends, [0]);
     backend.stop();
     device.closed.store(true, Ordering::SeqCst);
-    notifiers.queue_event(0, QueueEvent::BackendStop).unwrap();
+    notifiers.queue_event(0, Event::BackendStop).unwrap();
     assert_eq!(notifiers.state(0), Some(State::Deassigned));
     device.closed.store(false, Ordering::SeqCst);
     // The device's reset has disabled all of its queues.
     for status in notifiers.status() {
-        notifiers
-            .queue_event(status.queue, QueueEvent::QueueEnable)
-            .unwrap();
+        notifiers.queue_event(status.queue, Event::QueueEnable).unwrap();
     }
-    notifiers.event(DeviceEvent::DriverOk).unwrap();
+    notifiers.event(Event::DriverOk).unwrap();
     5
 }
