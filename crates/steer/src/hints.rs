@@ -49,7 +49,7 @@ impl HintSet {
     pub const VLAN: Self = Self(0x2);
     /// When the NIC received the frame.
     pub const TIMESTAMP: Self = Self(0x4);
-    /// The mark of the frame's flow ([`Program::set_mark`](crate::Program::set_mark)); needs no support from the NIC.
+    /// The mark of the frame's flow ([`InterfaceMarks`](crate::InterfaceMarks)); needs no support from the NIC.
     pub const MARK: Self = Self(0x8);
     /// All.
     pub const ALL: Self = Self(0xf);

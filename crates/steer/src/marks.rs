@@ -75,45 +75,10 @@ impl Flow {
     }
 }
 
-/// The map of marks.
-#[derive(Debug)]
-pub(crate) struct Marks(pub(crate) MapHandle);
-
-impl Marks {
-    pub(crate) const SHAPE: Shape = Shape {
-        name: "marks",
-        kind: MapType::Hash,
-        key_bytes: Flow::KEY_BYTES as u32,
-        value_bytes: 4,
-        entries: MAX_MARKS,
-    };
-
-    pub(crate) fn new() -> libbpf_rs::Result<Self> {
-        Self::SHAPE.create(libbpf_sys::BPF_F_NO_PREALLOC).map(Self)
-    }
-
-    pub(crate) fn set(&self, flow: &Flow, mark: u32) -> Result<(), MarkError> {
-        map::set(&self.0, &flow.key(), &mark).map_err(MarkError)
-    }
-
-    /// Removes a flow's mark; returns whether it had one.
-    pub(crate) fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
-        map::remove(&self.0, &flow.key()).map_err(MarkError)
-    }
-
-    pub(crate) fn all(&self) -> Vec<(Flow, u32)> {
-        let mark =
-            |key: [u8; Flow::KEY_BYTES]| Some((Flow::of_key(&key)?, map::get(&self.0, &key).ok().flatten()?));
-        let mut all: Vec<(Flow, u32)> = map::keys(&self.0).filter_map(mark).collect();
-        all.sort_unstable();
-        all
-    }
-}
-
 /// The kernel refused to set or remove a mark.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them")]
-pub struct MarkError(#[source] pub(crate) libbpf_rs::Error);
+pub struct MarkError(#[source] libbpf_rs::Error);
 
 /// Why the marks of an interface cannot be opened.
 ///
@@ -125,13 +90,18 @@ pub enum InterfaceMarksError {
     #[error("cannot query the interface's XDP program")]
     Ask(#[source] io::Error),
     /// No program is attached, so no frames have marks.
-    #[error("no XDP program is attached")]
+    #[error("no XDP program is attached; start a daemon there, with `mark` among the hints (hints=mark)")]
     NoProgram,
     /// This process may not query the program.
-    #[error("cannot query the attached XDP program (id {program}): that needs CAP_SYS_ADMIN")]
+    #[error(
+        "cannot query the attached XDP program (id {program}): that needs CAP_SYS_ADMIN; run this as root"
+    )]
     Hidden { program: u32 },
     /// The program has no map of marks.
-    #[error("the attached XDP program (id {program}) has no map of marks")]
+    #[error(
+        "the attached XDP program (id {program}) has no map of marks; set `mark` among the hints of the daemon's \
+         configuration (hints=mark)"
+    )]
     NoMarks { program: u32 },
     /// Its map cannot be opened.
     #[error("cannot open the map of marks")]
@@ -141,9 +111,22 @@ pub enum InterfaceMarksError {
 /// The marks of the program on an interface, even of another process. They exist as long as the interface has
 /// programs of this crate, even while one replaces another.
 #[derive(Debug)]
-pub struct InterfaceMarks(Marks);
+pub struct InterfaceMarks(pub(crate) MapHandle);
 
 impl InterfaceMarks {
+    pub(crate) const SHAPE: Shape = Shape {
+        name: "marks",
+        kind: MapType::Hash,
+        key_bytes: Flow::KEY_BYTES as u32,
+        value_bytes: 4,
+        entries: MAX_MARKS,
+    };
+
+    /// Those of a program that is not loaded yet.
+    pub(crate) fn new() -> libbpf_rs::Result<Self> {
+        Self::SHAPE.create(libbpf_sys::BPF_F_NO_PREALLOC).map(Self)
+    }
+
     /// Opens the marks of an interface.
     ///
     /// # Errors
@@ -159,8 +142,8 @@ impl InterfaceMarks {
         for id in found.ok_or(InterfaceMarksError::Hidden { program })? {
             let (map, _) = messages_of(|| MapHandle::from_map_id(id));
             let map = map.map_err(InterfaceMarksError::Open)?;
-            if map.name() == MARKS && Marks::SHAPE.is_of(&map) {
-                return Ok(Self(Marks(map)));
+            if map.name() == MARKS && Self::SHAPE.is_of(&map) {
+                return Ok(Self(map));
             }
         }
         Err(InterfaceMarksError::NoMarks { program })
@@ -171,7 +154,7 @@ impl InterfaceMarks {
     /// # Errors
     /// [`MarkError`].
     pub fn set(&self, flow: &Flow, mark: u32) -> Result<(), MarkError> {
-        self.0.set(flow, mark)
+        map::set(&self.0, &flow.key(), &mark).map_err(MarkError)
     }
 
     /// Removes the mark of a flow; returns whether it had one.
@@ -179,13 +162,17 @@ impl InterfaceMarks {
     /// # Errors
     /// [`MarkError`].
     pub fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
-        self.0.remove(flow)
+        map::remove(&self.0, &flow.key()).map_err(MarkError)
     }
 
     /// All marks, in order.
     #[must_use]
     pub fn all(&self) -> Vec<(Flow, u32)> {
-        self.0.all()
+        let mark =
+            |key: [u8; Flow::KEY_BYTES]| Some((Flow::of_key(&key)?, map::get(&self.0, &key).ok().flatten()?));
+        let mut all: Vec<(Flow, u32)> = map::keys(&self.0).filter_map(mark).collect();
+        all.sort_unstable();
+        all
     }
 }
 

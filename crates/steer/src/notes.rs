@@ -2,15 +2,12 @@
 //! They are in a map that no program reads, so that they can be pinned with the others, and show the next
 //! owner of the link which layouts frames in flight may have.
 
-use std::io;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libbpf_rs::{MapHandle, MapType, libbpf_sys};
 use xsk::metadata::Layout;
 
 use crate::capture::messages_of;
-use crate::error::PinError;
 use crate::hints::HintSet;
 use crate::map;
 use crate::shape::Shape;
@@ -90,23 +87,6 @@ impl Notes {
 
     pub(crate) fn new() -> libbpf_rs::Result<Self> {
         Self::SHAPE.create(0).map(Self)
-    }
-
-    /// A new map, pinned with the maps of a program of a version without it.
-    pub(crate) fn pinned(dir: &Path) -> Result<Self, PinError> {
-        let path = dir.join(Self::SHAPE.name);
-        let (made, _) = messages_of(|| {
-            let mut map = Self::SHAPE.create(0)?;
-            map.pin(&path)?;
-            Ok(map)
-        });
-        match made {
-            Ok(map) => Ok(Self(map)),
-            Err(error) => Err(PinError::Pin {
-                path,
-                source: io::Error::other::<libbpf_rs::Error>(error),
-            }),
-        }
     }
 
     /// Stores a record; replaces the oldest.

@@ -75,11 +75,10 @@ impl Program {
     /// [`Program::deactivate_queue`] end that; [`Program::disable_queue`] also removes the map from the program.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], [`QueueError::NoOwnMap`], or [`QueueError::Socket`]; the queue stays as it was.
+    /// [`QueueError::OutOfRange`] or [`QueueError::Socket`]; the queue stays as it was.
     pub fn activate_own_map(&self, queue: u32, socket: &OwnMap, conf: QueueConf) -> Result<(), QueueError> {
         let word = self.word(queue)?;
-        let own = self.own.as_ref().ok_or(QueueError::NoOwnMap)?;
-        map::set(own, &queue, &socket.as_fd().as_raw_fd())
+        map::set(&self.own, &queue, &socket.as_fd().as_raw_fd())
             .map_err(|source| QueueError::Socket { queue, source })?;
         let word = conf.to_word(MapSlot::First) | lasting_bits(word);
         self.set_word(queue, word_with_own_map(word))
@@ -87,10 +86,7 @@ impl Program {
 
     /// Removes this queue's own map from the program.
     pub(crate) fn remove_own_map(&self, queue: u32) -> Result<(), QueueError> {
-        let Some(own) = &self.own else {
-            return Ok(());
-        };
-        map::remove(own, &queue)
+        map::remove(&self.own, &queue)
             .map(drop)
             .map_err(|source| QueueError::Remove { queue, source })
     }

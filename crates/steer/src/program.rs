@@ -30,7 +30,7 @@ use crate::layout::{
 use crate::link::{self, Attached};
 use crate::load;
 use crate::map;
-use crate::marks::Marks;
+use crate::marks::InterfaceMarks;
 use crate::mode::{Mode, ModeRequest};
 use crate::network::NetworkMaps;
 use crate::notes::{Note, Notes, Now, Turn};
@@ -71,9 +71,6 @@ pub enum QueueError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// The program was attached by a version without maps for single queues.
-    #[error("the program on the interface is of an older version, without socket maps for single queues")]
-    NoOwnMap,
     /// The program was attached by a version that does not decapsulate frames.
     #[error(
         "the program on the interface is of an older version, which does not decapsulate frames: it goes with the \
@@ -115,7 +112,7 @@ pub struct Program {
     number: u32,
     pub(crate) sockets: MapHandle,
     /// The maps of single queues; `None`: the program is of a version without them.
-    pub(crate) own: Option<MapHandle>,
+    pub(crate) own: MapHandle,
     pub(crate) entries: MapHandle,
     pub(crate) counts: MapHandle,
     pub(crate) networks: NetworkMaps,
@@ -125,7 +122,7 @@ pub struct Program {
     /// The generation of later programs; computed when first needed.
     pub(crate) generation: OnceLock<Generation>,
     /// Created when the first flow gets a mark.
-    pub(crate) marks: OnceLock<Marks>,
+    pub(crate) marks: OnceLock<InterfaceMarks>,
     /// Where link and maps are pinned.
     pub(crate) dir: Option<PathBuf>,
 }
@@ -171,7 +168,7 @@ impl Program {
             words,
             queues: maps.queues,
             sockets: maps.sockets,
-            own: Some(maps.own),
+            own: maps.own,
             entries: maps.entries,
             counts: maps.counts,
             networks: maps.networks,
@@ -426,12 +423,14 @@ impl Program {
             (SOCKETS, &mut self.sockets),
             (ENTRIES, &mut self.entries),
             (COUNTS, &mut self.counts),
+            (OWN, &mut self.own),
         ];
-        let marks = self.marks.get_mut().map(|marks| (Marks::SHAPE, &mut marks.0));
+        let marks = self
+            .marks
+            .get_mut()
+            .map(|marks| (InterfaceMarks::SHAPE, &mut marks.0));
         let hints = marks.into_iter().chain([(Notes::SHAPE, &mut self.notes.0)]);
-        let own = self.own.iter_mut().map(|own| (OWN, own));
-        let maps = maps.into_iter().chain(own);
-        for (shape, map) in maps.chain(self.networks.all()).chain(hints) {
+        for (shape, map) in maps.into_iter().chain(self.networks.all()).chain(hints) {
             let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
             pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
         }
@@ -470,17 +469,14 @@ impl Program {
                 Err(error) => Err(refused(path, error)),
             }
         };
-        // An older version has not pinned these.
-        let later_map = |shape: Shape| dir.join(shape.name).exists().then(|| map(shape)).transpose();
+        // Marks may not be in use; an older version has not pinned maps of tunnels.
+        let map_if_any = |shape: Shape| dir.join(shape.name).exists().then(|| map(shape)).transpose();
         let queues = map(QUEUES)?;
         let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
             path: dir.join(QUEUES.name),
             source,
         })?;
-        let notes = match later_map(Notes::SHAPE)? {
-            Some(notes) => Notes(notes),
-            None => Notes::pinned(dir)?,
-        };
+        let notes = Notes(map(Notes::SHAPE)?);
         let number = number_of(&queues).map_err(|error| refused(dir.join(QUEUES.name), error))?;
         let note = notes.of_program(attached.program).unwrap_or(Note {
             program: attached.program,
@@ -490,22 +486,22 @@ impl Program {
             layout: None,
         });
         let marks = OnceLock::new();
-        if let Some(map) = later_map(Marks::SHAPE)? {
-            let _ = marks.set(Marks(map));
+        if let Some(map) = map_if_any(InterfaceMarks::SHAPE)? {
+            let _ = marks.set(InterfaceMarks(map));
         }
         Ok(Self {
             attached,
             words,
             queues,
             sockets: map(SOCKETS)?,
-            own: later_map(OWN)?,
+            own: map(OWN)?,
             entries: map(ENTRIES)?,
             counts: map(COUNTS)?,
             networks: NetworkMaps {
                 stations: map(NetworkMaps::STATIONS)?,
                 rings: map(NetworkMaps::RINGS)?,
                 limits: map(NetworkMaps::LIMITS)?,
-                tunnels: Tunnels::of([Tunnels::TUNNELS, Tunnels::VTEPS, Tunnels::INNER].map(later_map))?,
+                tunnels: Tunnels::of([Tunnels::TUNNELS, Tunnels::VTEPS, Tunnels::INNER].map(map_if_any))?,
             },
             number,
             generation: OnceLock::new(),

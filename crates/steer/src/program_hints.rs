@@ -23,7 +23,7 @@ use crate::btf::LayoutOfError;
 use crate::capture::messages_of;
 use crate::hints::HintSet;
 use crate::load::{self, BoundError, Loaded, MARKS};
-use crate::marks::{Flow, MarkError, Marks};
+use crate::marks::InterfaceMarks;
 use crate::mode::Mode;
 use crate::notes::{Note, Turn, each_once};
 use crate::own_layouts::Generation;
@@ -140,32 +140,14 @@ impl Program {
         *self.generation.get_or_init(after)
     }
 
-    /// Sets or removes the mark of a flow; does nothing if there is none to remove. Programs with
-    /// [`HintSet::MARK`] write marks before frames; marks stay when the hints change.
-    ///
-    /// # Errors
-    /// [`MarkError`].
-    pub fn set_mark(&self, flow: &Flow, mark: Option<u32>) -> Result<(), MarkError> {
-        let marks = self.marks().map_err(MarkError)?;
-        match mark {
-            Some(mark) => marks.set(flow, mark),
-            None => marks.remove(flow).map(drop),
-        }
-    }
-
-    /// All marks, in order.
-    pub fn all_marks(&self) -> Vec<(Flow, u32)> {
-        self.marks.get().map_or_else(Vec::new, Marks::all)
-    }
-
     /// The map of marks, created if there is none.
-    fn marks(&self) -> libbpf_rs::Result<&Marks> {
+    fn marks(&self) -> libbpf_rs::Result<&InterfaceMarks> {
         if let Some(marks) = self.marks.get() {
             return Ok(marks);
         }
-        let mut marks = Marks::new()?;
+        let mut marks = InterfaceMarks::new()?;
         if let Some(dir) = &self.dir {
-            let (pinned, _) = messages_of(|| marks.0.pin(dir.join(Marks::SHAPE.name)));
+            let (pinned, _) = messages_of(|| marks.0.pin(dir.join(InterfaceMarks::SHAPE.name)));
             pinned?;
         }
         // If two threads create one at the same time, the unused one is dropped; pinning refuses the second.
@@ -182,8 +164,8 @@ impl Program {
             ("steer_stations", self.networks.stations.as_fd()),
             ("steer_rings", self.networks.rings.as_fd()),
             ("steer_limits", self.networks.limits.as_fd()),
+            ("steer_own", self.own.as_fd()),
         ];
-        reused.extend(self.own.as_ref().map(|own| ("steer_own", own.as_fd())));
         let tunnels = self.networks.tunnels.as_ref();
         reused.extend(tunnels.into_iter().flat_map(
             |Tunnels {

@@ -13,8 +13,9 @@ use common::tap::Tap;
 use common::{Pair, as_a_steward, bare, frame_to, program_on};
 use libbpf_rs::MapHandle;
 use steer::{
-    Flow, HintSet, HintsError, LayoutOfError, Mode, ModeRequest, MulticastLimit, MulticastReader,
-    MulticastRing, Program, QueueConf, Station, VirtioHeader, layout_of_map, layout_of_program, note_layout,
+    Flow, HintSet, HintsError, InterfaceMarks, LayoutOfError, Mode, ModeRequest, MulticastLimit,
+    MulticastReader, MulticastRing, Program, QueueConf, Station, VirtioHeader, layout_of_map,
+    layout_of_program, note_layout,
 };
 use testkit::{BpfFs, PacketPort, TaggedPort, VethPair, frame, wait};
 use xsk::RxDesc;
@@ -218,8 +219,9 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
         from: None,
         ..over_v4
     };
+    let marks = InterfaceMarks::of(pair.ifindex()).expect("of this program");
     for (flow, mark) in [(over_v4, 1), (over_v6, 0), (ping, u32::MAX), (service, 4)] {
-        program.set_mark(&flow, Some(mark)).expect("room");
+        marks.set(&flow, mark).expect("room");
     }
     let udp = v4(17, &frame::udp_ports([1000, 2000]));
     let mut fragment = udp.clone();
@@ -251,11 +253,11 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
             assert_eq!(mark_of(port, sent), *mark, "case {n}");
         }
     }
-    let all = program.all_marks();
+    let all = marks.all();
     assert_eq!(all.len(), 4);
     assert!(all.contains(&(service, 4)) && all.contains(&(over_v6, 0)));
-    program.set_mark(&over_v4, None).expect("it is there");
-    program.set_mark(&over_v4, None).expect("nothing to do");
+    assert!(marks.remove(&over_v4).expect("it is there"));
+    assert!(!marks.remove(&over_v4).expect("nothing to do"));
     assert_eq!(mark_of(&pair.far_socket, &udp), Some(4));
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::hinted::{self, L4, VLAN, all_sets, attach, pair, set};
 use common::program_on;
 use common::receiver::Receiver;
-use steer::{Flow, HintSet, Program};
+use steer::{Flow, HintSet, InterfaceMarks, Program};
 use testkit::{BpfFs, TaggedPort, VethPair, frame, soak, wait};
 use xsk::RxDesc;
 use xsk::metadata::{Field, Found, Layouts, Tag};
@@ -31,7 +31,8 @@ fn next_owner_of_a_pinned_program_finds_its_hints_marks_and_layouts() {
         from: None,
         to: ("10.0.0.2".parse().expect("an address"), 53),
     };
-    program.set_mark(&flow, Some(5)).expect("room");
+    let marks = InterfaceMarks::of(pair.ifindex()).expect("of this program");
+    marks.set(&flow, 5).expect("room");
     let (id, layouts) = (program.id(), program.layouts());
     assert_eq!(layouts.len(), 2);
     drop(program);
@@ -41,7 +42,7 @@ fn next_owner_of_a_pinned_program_finds_its_hints_marks_and_layouts() {
     assert_eq!((program.id(), program.hints()), (id, set("vlan,mark")));
     assert_eq!(program.number(), number, "whatever it leaves, and whoever has it");
     assert_eq!(
-        (program.layouts(), program.all_marks()),
+        (program.layouts(), marks.all()),
         (layouts.clone(), vec![(flow, 5)])
     );
     program.set_hints(HintSet::HASH).expect("all of them");
@@ -51,16 +52,6 @@ fn next_owner_of_a_pinned_program_finds_its_hints_marks_and_layouts() {
     assert_eq!(later, both);
     let all = program.all_layouts();
     assert_eq!((all.len(), &all[..2]), (15, &both[..]));
-    drop(program);
-
-    // A version without hints has pinned neither notes nor marks.
-    std::fs::remove_file(dir.join("layouts")).expect("it is pinned");
-    std::fs::remove_file(dir.join("marks")).expect("it is pinned");
-    let program = Program::open_pinned(pair.ifindex(), &dir).expect("it needs neither");
-    assert_eq!((program.layouts(), program.all_marks()), (vec![], vec![]));
-    program.set_hints(set("hash,mark")).expect("all of them");
-    assert_eq!(program.layouts().len(), 1);
-    assert!(dir.join("layouts").exists() && dir.join("marks").exists());
     steer::detach_pinned(&dir).expect("ours");
 }
 
@@ -138,7 +129,8 @@ fn mark_of(flow: u16) -> u32 {
 fn hints_switched_under_traffic_lose_no_frame_and_misread_none() {
     let Some(pair) = pair() else { return };
     let tagged = TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, VLAN);
-    let program = attach(&pair, HintSet::NONE);
+    let program = attach(&pair, HintSet::MARK);
+    let marks = InterfaceMarks::of(pair.ifindex()).expect("of this program");
     for flow in 0..8u16 {
         let from = Some((Ipv4Addr::new(10, 9, 0, 1).into(), flow));
         let to = (Ipv4Addr::new(10, 9, 0, 2).into(), 9);
@@ -147,8 +139,9 @@ fn hints_switched_under_traffic_lose_no_frame_and_misread_none() {
             from,
             to,
         };
-        program.set_mark(&flow_, Some(mark_of(flow))).expect("room");
+        marks.set(&flow_, mark_of(flow)).expect("room");
     }
+    program.set_hints(HintSet::NONE).expect("as always");
     let mut receiver = hinted::receiver(&pair, &program);
     let (layouts, over) = (RwLock::new(Layouts::default()), AtomicBool::new(false));
     let (mut truth, mut sent) = (Truth::default(), 0u64);

@@ -13,8 +13,8 @@ use common::hinted;
 use common::receiver::Receiver;
 use common::{Pair, bare, frame_to};
 use steer::{
-    Flow, HintSet, ModeRequest, MulticastLimit, MulticastRing, NOTE_BYTES, Program, QueueError, Station,
-    StationError, Tunnel, network_number, noted_port,
+    Flow, HintSet, InterfaceMarks, ModeRequest, MulticastLimit, MulticastRing, NOTE_BYTES, Program,
+    QueueError, Station, StationError, Tunnel, network_number, noted_port,
 };
 use testkit::{BpfFs, VethPair, frame, wait};
 use xsk::metadata::{Found, Layouts};
@@ -386,7 +386,8 @@ fn hints_are_those_of_the_frame_in_the_tunnel() {
         to: (to.into(), 2000),
         protocol: 17,
     };
-    program.set_mark(&flow, Some(77)).expect("room");
+    let marks = InterfaceMarks::of(pair.ifindex()).expect("of this program");
+    marks.set(&flow, 77).expect("room");
     pair.far_socket.send(&packed(LOCALS[0], &inner));
     let desc = receiver.next();
     frame::assert_same(&receiver.bytes(desc.data.get(), desc.len as usize), &inner);

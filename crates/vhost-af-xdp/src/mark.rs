@@ -7,11 +7,11 @@
 use model::config::protocol_name;
 use std::net::IpAddr;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use host::links::Link;
 use serde::Serialize;
 use serde_json::json;
-use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
+use steer::{Flow, InterfaceMarks};
 
 use crate::cli::mark::MarkCommand;
 use crate::output::print;
@@ -82,17 +82,5 @@ pub(crate) fn run(command: &MarkCommand) -> anyhow::Result<()> {
 /// The marks of the XDP program on an interface of this network namespace.
 fn marks_of(interface: &str) -> anyhow::Result<InterfaceMarks> {
     let link = Link::by_name(interface)?;
-    InterfaceMarks::of(link.index).map_err(|error| {
-        let remedy = match error {
-            InterfaceMarksError::NoProgram => {
-                "; start a daemon there, with `mark` among the hints (hints=mark)"
-            }
-            InterfaceMarksError::NoMarks { .. } => {
-                "; set `mark` among the hints of the daemon's configuration (hints=mark)"
-            }
-            InterfaceMarksError::Hidden { .. } => "; run this as root",
-            InterfaceMarksError::Ask(_) | InterfaceMarksError::Open(_) => "",
-        };
-        anyhow!("{interface}: {}{remedy}", with_sources(&error))
-    })
+    InterfaceMarks::of(link.index).with_context(|| interface.to_owned())
 }
