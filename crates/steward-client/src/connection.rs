@@ -1,8 +1,6 @@
 //! A connection to a steward: requests and their answers, and notifications.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
-use std::mem::Discriminant;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,10 +32,6 @@ pub(crate) struct Connection {
     serial: u32,
     /// The requested hints; `None`: the caller does not use hints.
     pub(super) hint_request: Option<HintRequest>,
-    /// The steward does not support hints.
-    pub(super) is_plain: bool,
-    /// Whether the steward knows these kinds of requests.
-    pub(super) known_requests: HashMap<Discriminant<Request>, bool>,
     /// Facts or hints changed, and the caller has not taken the change yet.
     pub(super) changed: bool,
     /// The lease is over.
@@ -116,8 +110,6 @@ impl Connection {
             pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             serial: 0,
             hint_request: None,
-            is_plain: false,
-            known_requests: HashMap::new(),
             changed: false,
             over: false,
         }
@@ -252,11 +244,6 @@ impl Connection {
             }
             _ => Err(LeaseError::Mismatch),
         }
-    }
-
-    /// Whether each connection starts with a request for hints.
-    pub(super) fn says_hints(&self) -> bool {
-        self.hint_request.is_some() && !self.is_plain
     }
 
     /// The next serial number; 0 is reserved for notifications.

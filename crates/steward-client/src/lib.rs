@@ -37,8 +37,8 @@ pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use steward_protocol::{
     ADVERTISED_CHANGES_MAX, AddressChange, Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest,
-    Hinted, HostEnd, NetkitEnd, NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX,
-    Token, VTEP_CHANGES_MAX, VtepChange, Wanted,
+    Hinted, HostEnd, NetkitEnd, NetkitWanted, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token,
+    VTEP_CHANGES_MAX, VtepChange, Wanted,
 };
 
 /// Pause between two attempts to get a lock that another thread holds.
@@ -87,8 +87,7 @@ impl Lease {
         Self::take_with(path, wanted, None, waiting)
     }
 
-    /// Like [`Lease::take`], with hints before the frames of the queues, if the steward supports hints: see
-    /// [`Lease::hinted`].
+    /// Like [`Lease::take`], with hints before the frames of the queues: see [`Lease::hinted`].
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -132,7 +131,7 @@ impl Lease {
         lease.state().hint_request = hint_request;
         lease.state().socket = Some(lease.connect(SocketFlags::empty())?);
         if let Some(hint_request) = hint_request {
-            lease.announce(hint_request)?;
+            lease.ask_done(&Request::Hints(hint_request))?;
         }
         let answered = lease.ask(&Request::Lease(wanted.clone()))?;
         let Answer::Facts(facts) = answered.answer else {
@@ -140,8 +139,7 @@ impl Lease {
         };
         lease.state().known.facts = facts;
         lease.ask_done(&Request::Keep { token: lease.token })?;
-        let knows_hints = !lease.state().is_plain;
-        if let Some(hint_request) = hint_request.filter(|_| knows_hints) {
+        if let Some(hint_request) = hint_request {
             lease.ask_for_hints(hint_request)?;
         }
         let mut state = lease.state();
@@ -151,34 +149,14 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Requests hints, before the lease is requested. A steward that does not know the message ends the connection;
-    /// then the lease is requested without hints over a new one.
-    fn announce(&self, hint_request: HintRequest) -> Result<(), LeaseError> {
-        match self.ask_done(&Request::Hints(hint_request)) {
-            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => {
-                let socket = self.connect(SocketFlags::empty())?;
-                let mut state = self.state();
-                (state.socket, state.over, state.is_plain) = (Some(socket), false, true);
-                Ok(())
-            }
-            announced => announced,
-        }
-    }
-
     /// Changes the hints that the lease requests, now or as soon as the steward is back. The lease must be from
-    /// [`Lease::take_hinted`]. This has no effect if the steward does not support hints.
+    /// [`Lease::take_hinted`].
     ///
     /// # Errors
     /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward gets the earlier request. A steward that
     /// did not answer in time may still apply the new one, and then sends a notification.
     pub fn ask_for_hints(&self, hint_request: HintRequest) -> Result<(), LeaseError> {
-        let (before, is_plain) = {
-            let mut state = self.state();
-            (state.hint_request.replace(hint_request), state.is_plain)
-        };
-        if is_plain {
-            return Ok(());
-        }
+        let before = self.state().hint_request.replace(hint_request);
         let asked = self.ask(&Request::Hints(hint_request)).inspect_err(|error| {
             if !matches!(error, LeaseError::Away { .. }) {
                 self.state().hint_request = before;
@@ -193,7 +171,7 @@ impl Lease {
         Ok(())
     }
 
-    /// The hints before frames, as last reported; `None`: the steward does not support hints, or none were requested.
+    /// The hints before frames, as last reported; `None`: none were requested.
     pub fn hinted(&self) -> Option<Hinted> {
         self.seen().hinted.clone()
     }
@@ -292,16 +270,13 @@ impl Lease {
     }
 
     /// Like [`Lease::host`], for the wire, with a lease of [`steer::ModeRequest::Tap`]: see [`Request::Uplink`].
-    /// `queues`: for a new device, no more than the lease has. It is limited to [`TAP_QUEUES_MAX`], and to one if the
-    /// steward does not support several. Read the frames of each queue from its own descriptor.
+    /// `queues`: for a new device, no more than the lease has. It is limited to [`TAP_QUEUES_MAX`]. Read the frames of
+    /// each queue from its own descriptor.
     ///
     /// # Errors
     /// [`LeaseError`].
     pub fn uplink(&self, has: u32, queues: u32) -> Result<(HostEnd, Vec<OwnedFd>), LeaseError> {
-        let mut queues = queues.clamp(1, TAP_QUEUES_MAX as u32);
-        if queues > 1 && !self.knows(&Request::Uplink { has, queues })? {
-            queues = 1;
-        }
+        let queues = queues.clamp(1, TAP_QUEUES_MAX as u32);
         self.tap(&Request::Uplink { has, queues }, (has, queues as usize))
     }
 
@@ -321,8 +296,7 @@ impl Lease {
     }
 
     /// A tap device that sends GSO packets unsegmented from a queue of the lease. It is refused while a process has the
-    /// descriptor of an earlier one. `None` if the steward does not know the message, or if `only_with_tso` is set and
-    /// the NIC has no TSO.
+    /// descriptor of an earlier one. `None` if `only_with_tso` is set and the NIC has no TSO.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -331,42 +305,12 @@ impl Lease {
         queue: u32,
         only_with_tso: bool,
     ) -> Result<Option<(SendTapEnd, OwnedFd)>, LeaseError> {
-        let request = Request::SendTap { queue, only_with_tso };
-        if !self.knows(&request)? {
-            return Ok(None);
-        }
-        let mut answered = self.ask(&request)?;
+        let mut answered = self.ask(&Request::SendTap { queue, only_with_tso })?;
         match (answered.answer, answered.descriptors.pop()) {
             (Answer::SendTap(end), Some(tap)) => Ok(Some((end, tap))),
             (Answer::Done, None) => Ok(None),
             _ => Err(LeaseError::Mismatch),
         }
-    }
-
-    /// Whether the steward knows a message. An older one closes the connection that sends it, so this uses one
-    /// without a lease, once for each steward.
-    fn knows(&self, request: &Request) -> Result<bool, LeaseError> {
-        let mut state = self.state();
-        // The steward may be another one.
-        let read = self.read_changes(&mut state);
-        self.show(&state);
-        read?;
-        let kind = std::mem::discriminant(request);
-        if let Some(&is_known) = state.known_requests.get(&kind) {
-            return Ok(is_known);
-        }
-        let away = || LeaseError::Away {
-            path: self.path.clone(),
-        };
-        let mut asking = Connection::to(&self.path, self.waiting.answer).map_err(|_| away())?;
-        let is_known = match asking.ask(request, &[], &self.waiting, self.deadline()) {
-            Ok(Some(_)) => true,
-            Ok(None) => return Err(away()),
-            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => false,
-            Err(error) => return Err(error),
-        };
-        state.known_requests.insert(kind, is_known);
-        Ok(is_known)
     }
 
     /// Stations behind the bridge that the interface is part of ([`HostEnd::bridge`]), in order.
@@ -395,17 +339,10 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn advertise(&self, changes: &[AddressChange]) -> Result<(), LeaseError> {
-        let mut requests = changes
-            .chunks(ADVERTISED_CHANGES_MAX)
-            .map(|changes| Request::Advertise {
-                changes: changes.to_vec(),
-            });
-        let Some(first) = requests.next() else {
-            return Ok(());
-        };
-        self.require(&first, "advertise addresses")?;
-        self.ask_done(&first)?;
-        requests.try_for_each(|request| self.ask_done(&request))
+        changes.chunks(ADVERTISED_CHANGES_MAX).try_for_each(|changes| {
+            let changes = changes.to_vec();
+            self.ask_done(&Request::Advertise { changes })
+        })
     }
 
     /// Has the program drop packets for the tunnel from unknown hosts: see [`Request::DropUnknown`].
@@ -413,9 +350,7 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`].
     pub fn drop_unknown(&self, share: u32) -> Result<(), LeaseError> {
-        let request = Request::DropUnknown { share };
-        self.require(&request, "drop packets of unknown senders")?;
-        self.ask_done(&request)
+        self.ask_done(&Request::DropUnknown { share })
     }
 
     /// Has the program decapsulate frames for a tunnel device: see [`Request::Tunnel`]. Returns two rtnetlink
@@ -426,9 +361,7 @@ impl Lease {
     /// [`LeaseError`].
     pub fn tunnel(&self, share: u32, device: &str) -> Result<[OwnedFd; 2], LeaseError> {
         let device = device.to_owned();
-        let request = Request::Tunnel { share, device };
-        self.require(&request, "decapsulate frames")?;
-        let answered = self.ask(&request)?;
+        let answered = self.ask(&Request::Tunnel { share, device })?;
         let (Answer::Done, Ok(sockets)) = (answered.answer, answered.descriptors.try_into()) else {
             return Err(LeaseError::Mismatch);
         };
@@ -463,15 +396,6 @@ impl Lease {
             let changes = changes.to_vec();
             self.ask_done(&Request::TunnelStations { share, changes })
         })
-    }
-
-    /// Refuses a request that an older steward does not know; `what`: what it cannot do.
-    fn require(&self, request: &Request, what: &str) -> Result<(), LeaseError> {
-        if self.knows(request)? {
-            return Ok(());
-        }
-        let text = format!("the steward is older than this program and cannot {what}: restart it");
-        Err(LeaseError::Refused(Reason::NotAllowed.because(text)))
     }
 
     /// Leases the only queue of the lease on to a new netkit, in the given network namespace or, without one, in the

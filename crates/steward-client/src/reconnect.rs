@@ -53,15 +53,13 @@ impl Lease {
         let now = Instant::now();
         let next = match state.phase {
             Phase::Away { .. } | Phase::Asked { .. } => now + state.pauses.failed(now),
-            // Try at once; the next steward may or may not support hints.
+            // Try at once.
             Phase::New | Phase::Here => {
-                state.is_plain = false;
                 state.pauses.reset();
                 now
             }
         };
         state.socket = None;
-        state.known_requests.clear();
         state.phase = Phase::Away { next };
         self.wake_at(next)
     }
@@ -81,19 +79,10 @@ impl Lease {
             Incoming::Nothing if Instant::now() < until => return Ok(false),
             Incoming::Nothing | Incoming::End => self.disconnected(state)?,
             Incoming::Message(message) => match (message.serial, message.answer) {
-                // The steward supports hints.
+                // It has the request for hints.
                 (serial, Answer::Done) if serial == asked => self.ask_for_lease(state)?,
-                (_, Answer::Refused(refusal))
-                    if refusal.reason == Reason::Malformed && state.says_hints() =>
-                {
-                    state.is_plain = true;
-                    self.disconnected(state)?;
-                }
                 (serial, Answer::Facts(facts)) if serial == asked => {
                     state.changed |= state.known.facts != facts;
-                    if !state.says_hints() {
-                        state.changed |= state.known.hinted.take().is_some();
-                    }
                     (state.known.facts, state.phase) = (facts, Phase::Here);
                     state.known.returns = state.known.returns.wrapping_add(1);
                     self.sleep()?;
@@ -116,7 +105,7 @@ impl Lease {
             return self.disconnected(state);
         };
         state.socket = Some(socket);
-        match state.hint_request.filter(|_| state.says_hints()) {
+        match state.hint_request {
             Some(hint_request) => self.ask_on_return(state, &Request::Hints(hint_request)),
             None => self.ask_for_lease(state),
         }

@@ -1,8 +1,6 @@
 //! Hints of the NIC: requests for them, and the answers.
 //!
-//! A steward of a version without hints ends the connection on which it receives `Hints`. So a lessee sends it before
-//! it requests or resumes its lease, and, if it was rejected, requests the lease without hints on another connection.
-//! A lessee of a version without hints never sends it, and gets no answers about hints.
+//! A lessee sends `Hints` before it requests or resumes its lease. One that never sends it gets no answers about hints.
 
 use super::Malformed;
 use super::wire::{Body, List, Text, Wire, value, wire};

@@ -199,7 +199,7 @@ pub enum Malformed {
     #[error("version {0} of the protocol, version {VERSION} is spoken here: use programs of one release")]
     Version(u16),
     /// No such kind of message.
-    #[error("unknown kind of message {0}")]
+    #[error("unknown kind of message {0}: use programs of one release")]
     Kind(u16),
     /// The body does not have the length of its kind.
     #[error("a body of {got} bytes in a message of kind {kind}")]

@@ -302,22 +302,6 @@ messages! {
 }
 
 impl Request {
-    /// Whether the answer is `Done` if the connection has no lease: older stewards do not know the message, and clients
-    /// find that out so.
-    #[must_use]
-    pub fn is_missing_in_older_stewards(&self) -> bool {
-        match self {
-            Self::Uplink { queues, .. } => *queues > 1,
-            Self::SendTap { .. }
-            | Self::Advertise { .. }
-            | Self::Tunnel { .. }
-            | Self::Vteps { .. }
-            | Self::DropUnknown { .. }
-            | Self::TunnelStations { .. } => true,
-            _ => false,
-        }
-    }
-
     /// The message, with this serial number.
     #[must_use]
     pub fn encode(&self, serial: u32) -> Vec<u8> {

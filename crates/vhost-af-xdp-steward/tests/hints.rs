@@ -3,11 +3,9 @@
 
 use crate::common;
 
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use common::older::Older;
 use common::{World, change, filtered, network, take, wanted};
 use rustix::process::Signal;
 use steer::{HintSet, Mode, ModeRequest, QueueConf};
@@ -302,43 +300,6 @@ fn hints_outlive_the_steward() {
     });
     assert_eq!(world.program(), program);
     assert_eq!(lease.facts().generation, facts.generation, "the same sockets");
-}
-
-/// `Hints`, see crate `steward-protocol`.
-const HINTS: u16 = 17;
-
-#[test]
-fn lease_of_a_steward_without_hints_has_none() {
-    require!(Root);
-    let mut world = World::kept_for(POLICY, "60");
-    let old = Older::start(&world, HINTS);
-    let lease = hinted(&old.path, &wanted(0, 1), hint_request("hash")).expect("as without hints");
-    assert_eq!(lease.hinted(), None);
-    lease
-        .ask_for_hints(hint_request("vlan"))
-        .expect("nothing happens");
-    assert_eq!(lease.hinted(), None);
-    lease.deactivate(0).expect("other requests work");
-    // One of this version comes after it, and knows what is wanted.
-    fs::remove_file(&old.path).expect("it is there");
-    world.end_steward(Signal::TERM);
-    std::os::unix::fs::symlink(world.socket(), &old.path).expect("new");
-    world.restart();
-    if has_hints() {
-        await_hints(&lease, "hints of the new one", |hints| hints.on == set("vlan"));
-    }
-    // And one without comes after that.
-    fs::remove_file(&old.path).expect("it is there");
-    let _again = Older::start(&world, HINTS);
-    let path = world.dir.path().join("old.sock");
-    assert!(path.exists());
-    world.restart_after(Signal::TERM);
-    let gone = wait::until(wait::SOON, || {
-        lease.take_changes().expect("the lease goes on");
-        !lease.is_away() && lease.hinted().is_none()
-    });
-    assert!(gone, "{:?}", lease.hinted());
-    lease.deactivate(0).expect("the lease goes on");
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use common::older::Older;
 use common::raw::{Raw, as_user};
 use common::{World, bare, change, filtered, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
@@ -21,8 +20,6 @@ use testkit::foreign::{Side, detach_all};
 use testkit::{VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
-/// `Uplink` with a number of queues, see crate `steward-protocol`.
-const UPLINK_QUEUES: u16 = 23;
 /// Flows that are sent, of which each queue is to get some.
 const FLOWS: u16 = 64;
 
@@ -186,8 +183,6 @@ fn tap_has_no_more_queues_than_the_lease() {
     let refused = refusal(lease.uplink(0, 2));
     assert_eq!(refused.reason, Reason::Lease, "{refused}");
     let _tap = only(lease.uplink(0, 1).expect("allowed").1);
-    let mut raw = Raw::connect(&world.socket());
-    assert_eq!(raw.ask(&Request::Uplink { has: 0, queues: 2 }), Answer::Done);
 }
 
 /// Attaches descriptors of /dev/net/tun to the device of that name, as another user, whenever it can, until the end.
@@ -286,22 +281,6 @@ fn tap_of_two_queues_goes_on_without_a_steward_and_with_the_next_one() {
     }
     drop(network);
     assert_no_tap(&world);
-}
-
-#[test]
-fn tap_of_a_steward_that_knows_one_queue_has_one() {
-    require!(Root);
-    let world = World::with(2, &policy());
-    let old = Older::start(&world, UPLINK_QUEUES);
-    let lease = network_at(&old.path, 2);
-    let (end, tap) = lease.uplink(0, 2).expect("as before");
-    let mut tap = only(tap);
-    assert!(lease.uplink(end.index, 2).expect("the same").1.is_empty());
-    // The lease, and one question.
-    assert_eq!(old.connections.load(Relaxed), 2);
-    world.wire.send(&to(OURS, frame::udp(1, 100)));
-    let has_come = || tap.read(&mut [0; 256]).is_ok();
-    world.await_that(has_come);
 }
 
 /// Only a network's lease in tap mode gets a tap to the wire, which ends with the lease, even if its descriptor is kept

@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use common::older::Older;
 use common::{World, await_lease, change, lessee, network, refusal, take, to, wanted};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::netlink::SocketAddrNetlink;
@@ -250,15 +249,6 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
     drop(second);
     let guest = common::take(&world.socket(), &wanted(1, 1)).expect("allowed");
     refused(&guest, "other", Reason::Lease, "not one of a network");
-    let older = Older::start(world, 32);
-    drop(guest);
-    let lease = take(&older.path, &network(1, 1)).expect("allowed");
-    refused(
-        &lease,
-        "other",
-        Reason::NotAllowed,
-        "the steward is older than this program",
-    );
 }
 
 #[test]

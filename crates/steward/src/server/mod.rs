@@ -306,10 +306,7 @@ impl Server {
                 self.end(number, Some(Reason::Malformed.because(malformed.to_string())));
             }
             Incoming::Request(serial, request, By::Steward) => {
-                let answered = match request.is_missing_in_older_stewards() && connection.held.is_none() {
-                    true => Ok(Answer::Done.into()),
-                    false => operations::act(self, number, &request),
-                };
+                let answered = operations::act(self, number, &request);
                 self.reply(number, serial, answered);
             }
             Incoming::Request(serial, request, by) => self.run_job(number, serial, (&request, by)),

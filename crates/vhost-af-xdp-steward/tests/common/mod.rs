@@ -5,7 +5,6 @@
 pub(crate) mod hostile;
 pub(crate) mod lessee;
 pub(crate) mod netkit;
-pub(crate) mod older;
 pub(crate) mod raw;
 pub(crate) mod receiving;
 pub(crate) mod ring;

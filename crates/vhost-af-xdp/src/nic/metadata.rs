@@ -23,6 +23,7 @@
 use model::state::HintsStatus;
 use steer::{HintSet, note_layout};
 use steward_client::LeaseError;
+use steward_protocol::Hinted;
 
 use super::error::InterfaceError;
 use super::interface::Interface;
@@ -173,15 +174,8 @@ impl Interface {
 
     /// Why frames lack hints that were requested by name; `None`: they have them.
     pub(crate) fn lacks_hints(&self) -> Option<String> {
-        let named = self.asked().named();
-        let (on, why) = match self.steering.hinted() {
-            Some(hinted) => (hinted.on, hinted.why),
-            None => (
-                HintSet::NONE,
-                "this version of the steward has no hints".to_owned(),
-            ),
-        };
-        let missing = named.without(on);
+        let Hinted { on, why, .. } = self.steering.hinted().unwrap_or_default();
+        let missing = self.asked().named().without(on);
         (!missing.is_empty()).then(|| match why.is_empty() {
             true => format!("no {missing}"),
             false => why,

@@ -15,9 +15,9 @@ use anyhow::{anyhow, bail};
 use common::binding::SteeredBy;
 use host::links::{DriverSends, Link};
 use program::backoff::Backoff;
-use steer::{Mode, ModeRequest, QueueConf, QueueCounters};
+use steer::{Mode, QueueConf, QueueCounters};
 use steward_client::{Lease, LeaseError, Waiting};
-use steward_protocol::{Facts, Hinted, Reason, StationChange, Steered, Wanted};
+use steward_protocol::{Facts, Hinted, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::InterfaceError;
@@ -115,18 +115,8 @@ impl Steering {
         wanted: &Wanted,
         hints: HintsConfig,
     ) -> Result<Attached, InterfaceError> {
-        let take = |wanted: &Wanted| {
-            Lease::take_hinted(&steward.path, wanted, hints.request(), steward.waiting.clone())
-        };
-        let taken = match take(wanted) {
-            // An older steward does not choose the mode.
-            Err(LeaseError::Refused(refusal))
-                if refusal.reason == Reason::Malformed && wanted.mode == ModeRequest::Auto =>
-            {
-                take(&wanted.in_mode(ModeRequest::Xdp))
-            }
-            taken => taken,
-        };
+        let waiting = steward.waiting.clone();
+        let taken = Lease::take_hinted(&steward.path, wanted, hints.request(), waiting);
         let lease = taken.map_err(|error| match error {
             error if steward.is_own => InterfaceError::of_helper(error),
             error => error.into(),
