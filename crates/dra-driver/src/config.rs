@@ -4,6 +4,7 @@
 //! same code ([`model::config::Port`]), except those that the driver decides. In a device class, `PortConfig` is the
 //! administrator's word: a claim cannot change a key that it has. `PortDefaults` there can be changed.
 
+use anyhow::{Context as _, anyhow, bail, ensure};
 use k8s_openapi::api::resource::v1::{DeviceAllocationConfiguration, DeviceRequestAllocationResult};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use model::config::{Port, Table as _};
@@ -61,39 +62,6 @@ const LOOSENING: [(&str, &[&str]); 9] = [
 /// Keys that only classes can have, because they affect the guests of others.
 const OF_CLASSES: [&str; 1] = ["memory-files"];
 
-/// What is wrong with parameters.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfigError {
-    #[error("parameters are no object: give apiVersion: {VERSION}, kind: {KIND}, and keys of a port")]
-    NoObject,
-    #[error("apiVersion = {0}: give {VERSION}")]
-    Version(String),
-    #[error("kind = {0}: give {1}")]
-    Kind(String, &'static str),
-    #[error("{key}: {why}: remove it")]
-    Decided { key: String, why: &'static str },
-    #[error("{0} is set by the DeviceClass: remove it from the claim, or use another class")]
-    OfClass(String),
-    #[error(
-        "{key} would change {fixed}, which the DeviceClass sets: remove it from the claim, or use another class"
-    )]
-    Loosens { key: String, fixed: &'static str },
-    #[error("{0} can affect guests of others: only a DeviceClass can have it")]
-    ForClasses(String),
-    #[error("adminAccess is for programs that watch devices, and has no port: remove it")]
-    AdminAccess,
-    #[error(
-        "the allocation has queues = {0:?}, which is no number: delete the pod, so that it is allocated again"
-    )]
-    Capacity(String),
-    #[error(
-        "queues = {given}, but the claim has {consumed}: request capacity `queues: {given:?}`, or remove the key"
-    )]
-    Queues { given: String, consumed: u64 },
-    #[error("{0}")]
-    Mistake(String),
-}
-
 /// Keys of the port for a device of a claim: those of its class, then those of the claim.
 ///
 /// # Errors
@@ -101,10 +69,11 @@ pub(crate) enum ConfigError {
 pub(crate) fn keys(
     result: &DeviceRequestAllocationResult,
     configs: &[DeviceAllocationConfiguration],
-) -> Result<Map<String, Value>, ConfigError> {
-    if result.admin_access == Some(true) {
-        return Err(ConfigError::AdminAccess);
-    }
+) -> anyhow::Result<Map<String, Value>> {
+    ensure!(
+        result.admin_access != Some(true),
+        "adminAccess is for programs that watch devices, and has no port: remove it"
+    );
     let (mut keys, mut fixed) = (Map::new(), Map::new());
     let is_of_class = |config: &&DeviceAllocationConfiguration| config.source == "FromClass";
     let of_class = configs.iter().filter(is_of_class);
@@ -125,24 +94,23 @@ pub(crate) fn keys(
     keys.extend(fixed);
     keys.retain(|_, value| !value.is_null());
     set_queues(&mut keys, result)?;
-    Port::read(keys.clone()).map_err(|mistake| ConfigError::Mistake(mistake.what))?;
+    Port::read(keys.clone()).map_err(|mistake| anyhow!(mistake.what))?;
     Ok(keys)
 }
 
 /// Whether a claim can have this key, if its class has fixed those.
-fn check_of_claim(key: &String, fixed: &Map<String, Value>) -> Result<(), ConfigError> {
+fn check_of_claim(key: &String, fixed: &Map<String, Value>) -> anyhow::Result<()> {
     if fixed.contains_key(key) {
-        return Err(ConfigError::OfClass(key.clone()));
+        bail!("{key} is set by the DeviceClass: remove it from the claim, or use another class");
     }
     if OF_CLASSES.contains(&key.as_str()) {
-        return Err(ConfigError::ForClasses(key.clone()));
+        bail!("{key} can affect guests of others: only a DeviceClass can have it");
     }
     let mut loosening = LOOSENING.iter();
     match loosening.find(|(of, keys)| fixed.contains_key(*of) && keys.contains(&key.as_str())) {
-        Some(&(fixed, _)) => Err(ConfigError::Loosens {
-            key: key.clone(),
-            fixed,
-        }),
+        Some((fixed, _)) => bail!(
+            "{key} would change {fixed}, which the DeviceClass sets: remove it from the claim, or use another class"
+        ),
         None => Ok(()),
     }
 }
@@ -159,16 +127,16 @@ fn concerns(config: &DeviceAllocationConfiguration, result: &DeviceRequestAlloca
 }
 
 /// Kind and keys of parameters.
-fn read(parameters: &Value, is_class: bool) -> Result<(&str, Map<String, Value>), ConfigError> {
+fn read(parameters: &Value, is_class: bool) -> anyhow::Result<(&str, Map<String, Value>)> {
     let Value::Object(all) = parameters else {
-        return Err(ConfigError::NoObject);
+        bail!("parameters are no object: give apiVersion: {VERSION}, kind: {KIND}, and keys of a port");
     };
     let text = |key: &str| {
         all.get(key)
             .map_or_else(|| "(none)".to_owned(), ToString::to_string)
     };
     if all.get("apiVersion").and_then(Value::as_str) != Some(VERSION) {
-        return Err(ConfigError::Version(text("apiVersion")));
+        bail!("apiVersion = {}: give {VERSION}", text("apiVersion"));
     }
     let wrong = match is_class {
         true => "PortConfig, or PortDefaults for what claims may change",
@@ -176,7 +144,7 @@ fn read(parameters: &Value, is_class: bool) -> Result<(&str, Map<String, Value>)
     };
     let kind = all.get("kind").and_then(Value::as_str);
     let kind = kind.filter(|kind| *kind == KIND || (is_class && *kind == DEFAULTS));
-    let kind = kind.ok_or_else(|| ConfigError::Kind(text("kind"), wrong))?;
+    let kind = kind.with_context(|| format!("kind = {}: give {wrong}", text("kind")))?;
     let mut keys = all.clone();
     keys.retain(|key, _| !["apiVersion", "kind"].contains(&key.as_str()));
     for key in keys.keys() {
@@ -184,16 +152,11 @@ fn read(parameters: &Value, is_class: bool) -> Result<(&str, Map<String, Value>)
             .iter()
             .find(|(decided, _)| decided.contains(&key.as_str()))
         {
-            return Err(ConfigError::Decided {
-                key: key.clone(),
-                why,
-            });
+            bail!("{key}: {why}: remove it");
         }
         let kebab = kebab(key);
         if kebab != *key && nearest(&kebab, Port::schema().keys().map(String::as_str)) == Some(&*kebab) {
-            return Err(ConfigError::Mistake(format!(
-                "unknown key {key:?}: did you mean {kebab:?}?"
-            )));
+            bail!("unknown key {key:?}: did you mean {kebab:?}?");
         }
     }
     Ok((kind, keys))
@@ -211,10 +174,7 @@ fn kebab(key: &str) -> String {
 }
 
 /// Queue pairs are a capacity of the device: the scheduler counts them.
-fn set_queues(
-    keys: &mut Map<String, Value>,
-    result: &DeviceRequestAllocationResult,
-) -> Result<(), ConfigError> {
+fn set_queues(keys: &mut Map<String, Value>, result: &DeviceRequestAllocationResult) -> anyhow::Result<()> {
     let consumed = result
         .consumed_capacity
         .as_ref()
@@ -223,15 +183,17 @@ fn set_queues(
     let Some(Quantity(consumed)) = consumed else {
         return Ok(());
     };
-    let consumed = consumed
-        .parse::<u64>()
-        .map_err(|_| ConfigError::Capacity(consumed.clone()))?;
+    let consumed: u64 = consumed.parse().map_err(|_| {
+        anyhow!("the allocation has queues = {consumed:?}, which is no number: delete the pod, so that it is allocated again")
+    })?;
     if let Some(given) = keys
         .get("queues")
         .filter(|given| given.as_u64() != Some(consumed))
     {
-        let given = given.to_string();
-        return Err(ConfigError::Queues { given, consumed });
+        let quoted = format!("{:?}", given.to_string());
+        bail!(
+            "queues = {given}, but the claim has {consumed}: request capacity `queues: {quoted}`, or remove the key"
+        );
     }
     keys.insert("queues".to_owned(), consumed.into());
     Ok(())

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, anyhow, ensure};
 use k8s_openapi::api::resource::v1::{Device as SliceDevice, ResourceClaim};
 use model::state::NetworkStatus;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use crate::checkpoint::{Checkpoint, ClaimPort};
-use crate::cluster::claims::ClaimError;
-use crate::cluster::{Cluster, slices};
+use crate::cluster::{self, Cluster, slices};
 use crate::daemon::{Daemon, DaemonError};
 use crate::kubelet::messages::dra::Device;
 use crate::names;
@@ -27,20 +27,8 @@ const MOST_FAILURES: usize = 4096;
 /// After this time the same failure is reported again: API servers forget events after an hour.
 const REPORT_AGAIN: Duration = Duration::from_secs(30 * 60);
 
-/// Why a claim is not prepared or not released.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DriverError {
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
-    #[error(transparent)]
-    Ports(#[from] PortsError),
-    #[error("UID {0:?} is none: letters, digits and hyphens are allowed")]
-    Uid(String),
-    #[error("not done within {} s: is the daemon stopped, or the cluster's API server gone?", .0.as_secs())]
-    Deadline(Duration),
-    #[error("the driver ends: kubelet tries again")]
-    Ends,
-}
+/// Why nothing is done any more.
+const ENDS: &str = "the driver ends: kubelet tries again";
 
 /// The driver.
 pub(crate) struct Driver {
@@ -68,18 +56,25 @@ impl Driver {
         namespace: &str,
         name: &str,
         uid: &str,
-    ) -> Result<Vec<Device>, DriverError> {
+    ) -> anyhow::Result<Vec<Device>> {
         let started = Instant::now();
-        if !names::is_uid(uid) {
-            return Err(DriverError::Uid(uid.to_owned()));
-        }
+        check_uid(uid)?;
         let claim = format!("{namespace}/{name}");
         let (object, prepared) = match self.cluster.claim(namespace, name, uid).await {
-            Ok(object) => {
+            Ok(Some(object)) => {
                 let prepared = self.prepare_object(&object).await;
                 (Some(object), prepared)
             }
-            Err(error) => (None, Err(error.into())),
+            Ok(None) => {
+                let gone = anyhow!("the claim is gone, or another one has its name now: delete the pod");
+                (None, Err(gone))
+            }
+            Err(error) => {
+                let why = cluster::reason(&error);
+                let unread =
+                    anyhow!("cannot read the claim: {why}: check the driver's access to the cluster");
+                (None, Err(unread))
+            }
         };
         let (checkpoint, devices) = prepared.inspect_err(|error| {
             let why = error.to_string();
@@ -99,7 +94,7 @@ impl Driver {
         Ok(devices)
     }
 
-    async fn prepare_object(&self, object: &ResourceClaim) -> Result<(Checkpoint, Vec<Device>), DriverError> {
+    async fn prepare_object(&self, object: &ResourceClaim) -> anyhow::Result<(Checkpoint, Vec<Device>)> {
         let claim = self.cluster.read(object)?;
         self.with_ports(move |ports| {
             let checkpoint = ports.prepare(&claim)?;
@@ -113,10 +108,8 @@ impl Driver {
     ///
     /// # Errors
     /// Why something of it is left.
-    pub(crate) async fn release(&self, name: &str, uid: &str) -> Result<(), DriverError> {
-        if !names::is_uid(uid) {
-            return Err(DriverError::Uid(uid.to_owned()));
-        }
+    pub(crate) async fn release(&self, name: &str, uid: &str) -> anyhow::Result<()> {
+        check_uid(uid)?;
         let (owned, started) = (uid.to_owned(), Instant::now());
         let released = self.with_ports(move |ports| ports.release(&owned)).await;
         match &released {
@@ -192,13 +185,10 @@ impl Driver {
         }
     }
 
-    async fn look(&self, daemon: &Daemon) -> Result<Vec<NetworkStatus>, DriverError> {
+    async fn look(&self, daemon: &Daemon) -> anyhow::Result<Vec<NetworkStatus>> {
         let daemon = daemon.clone();
-        let read = tokio::task::spawn_blocking(move || daemon.networks());
-        let networks = read
-            .await
-            .map_err(|_| DriverError::Ends)?
-            .map_err(PortsError::from)?;
+        let networks = tokio::task::spawn_blocking(move || daemon.networks()).await;
+        let networks = networks.context(ENDS)??;
         self.with_ports(move |ports| {
             ports.restore(&networks)?;
             Ok(networks)
@@ -221,11 +211,11 @@ impl Driver {
                     let _ = self.release(&claim.full(), &claim.uid).await;
                 }
             }
-            let removed = self.with_ports(Ports::remove_strays).await;
-            match removed {
+            if let Err(error) = self.with_ports(Ports::remove_strays).await
                 // The other loop logs that.
-                Ok(()) | Err(DriverError::Ports(PortsError::Daemon(DaemonError::NoAnswer { .. }))) => {}
-                Err(error) => tracing::warn!("{error}"),
+                && !matches!(error.downcast_ref(), Some(PortsError::Daemon(DaemonError::NoAnswer { .. })))
+            {
+                tracing::warn!("{error}");
             }
             tokio::time::sleep(COLLECT).await;
         }
@@ -235,15 +225,23 @@ impl Driver {
     async fn with_ports<T: Send + 'static>(
         &self,
         what: impl FnOnce(&mut Ports) -> Result<T, PortsError> + Send + 'static,
-    ) -> Result<T, DriverError> {
+    ) -> anyhow::Result<T> {
         let mut ports = Arc::clone(&self.ports).lock_owned().await;
         let done = tokio::task::spawn_blocking(move || what(&mut ports)).await;
-        done.map_err(|_| DriverError::Ends)?.map_err(DriverError::from)
+        Ok(done.context(ENDS)??)
     }
 
     fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<String, (String, Instant)>> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn check_uid(uid: &str) -> anyhow::Result<()> {
+    ensure!(
+        names::is_uid(uid),
+        "UID {uid:?} is none: letters, digits and hyphens are allowed"
+    );
+    Ok(())
 }
 
 /// A claim's devices for kubelet.

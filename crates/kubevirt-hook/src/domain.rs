@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 use std::path::Path;
 
+use anyhow::Context as _;
 use roxmltree::{Document, Node};
 
 /// A vhost-user interface of a domain.
@@ -35,21 +36,10 @@ pub(crate) struct PciAddress {
     function: u8,
 }
 
-/// Why an interface cannot be added.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DomainError {
-    #[error("virt-launcher sent a domain that is no XML")]
-    Parse(#[from] roxmltree::Error),
-    #[error("virt-launcher sent a domain without <{0}>")]
-    Missing(&'static str),
-    #[error("PCI address {0:?} is not of the form DDDD:BB:SS.F")]
-    PciAddress(String),
-}
-
 impl PciAddress {
     /// # Errors
     /// `text` is none.
-    pub(crate) fn parse(text: &str) -> Result<Self, DomainError> {
+    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         let parts = || {
             let (rest, function) = text.rsplit_once('.')?;
             let mut parts = rest.split(':');
@@ -63,7 +53,7 @@ impl PciAddress {
             };
             parts.next().is_none().then_some(address)
         };
-        parts().ok_or_else(|| DomainError::PciAddress(text.to_owned()))
+        parts().with_context(|| format!("PCI address {text:?} is not of the form DDDD:BB:SS.F"))
     }
 }
 
@@ -72,10 +62,11 @@ impl PciAddress {
 ///
 /// # Errors
 /// The domain is no domain.
-pub(crate) fn with_interface(domain: &str, interface: &VhostUser<'_>) -> Result<String, DomainError> {
+pub(crate) fn with_interface(domain: &str, interface: &VhostUser<'_>) -> anyhow::Result<String> {
     let domain = with_shared_memory(domain)?;
-    let document = Document::parse(&domain)?;
-    let devices = child(document.root_element(), "devices").ok_or(DomainError::Missing("devices"))?;
+    let document = parsed(&domain)?;
+    let devices =
+        child(document.root_element(), "devices").context("virt-launcher sent a domain without <devices>")?;
     let alias = format!("ua-{}", interface.name);
     let present = devices.children().find(|node| {
         node.has_tag_name("interface")
@@ -139,7 +130,7 @@ impl VhostUser<'_> {
 
 /// The domain with guest memory that other processes can map: a memfd, and shared. Huge pages stay huge pages, and a
 /// file stays a file. A cell of a NUMA topology and a memory device may have an access of their own, which would win.
-fn with_shared_memory(domain: &str) -> Result<String, DomainError> {
+fn with_shared_memory(domain: &str) -> anyhow::Result<String> {
     let mut domain = with_memory_backing(domain, "access", |_| false, "<access mode=\"shared\"/>")?;
     let mappable = |source: Node<'_, '_>| matches!(source.attribute("type"), Some("file" | "memfd"));
     domain = with_memory_backing(&domain, "source", mappable, "<source type=\"memfd\"/>")?;
@@ -155,8 +146,8 @@ fn with_memory_backing(
     name: &str,
     keep: impl Fn(Node<'_, '_>) -> bool,
     element: &str,
-) -> Result<String, DomainError> {
-    let document = Document::parse(domain)?;
+) -> anyhow::Result<String> {
+    let document = parsed(domain)?;
     let root = document.root_element();
     let Some(backing) = child(root, "memoryBacking") else {
         return Ok(appended(
@@ -173,8 +164,8 @@ fn with_memory_backing(
 }
 
 /// Where the access of a NUMA cell or memory device is that is not shared.
-fn private_access(domain: &str) -> Result<Option<Range<usize>>, DomainError> {
-    let document = Document::parse(domain)?;
+fn private_access(domain: &str) -> anyhow::Result<Option<Range<usize>>> {
+    let document = parsed(domain)?;
     let mut accesses = document
         .descendants()
         .filter_map(|node| match node.tag_name().name() {
@@ -185,6 +176,10 @@ fn private_access(domain: &str) -> Result<Option<Range<usize>>, DomainError> {
     Ok(accesses
         .find(|access| access.value() != "shared")
         .map(|access| access.range_value()))
+}
+
+fn parsed(domain: &str) -> anyhow::Result<Document<'_>> {
+    Document::parse(domain).context("virt-launcher sent a domain that is no XML")
 }
 
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
@@ -347,18 +342,14 @@ mod tests {
 
     #[test]
     fn what_is_no_domain_is_refused() {
-        assert!(matches!(
-            with_interface("", &interface()),
-            Err(DomainError::Parse(_))
-        ));
-        assert!(matches!(
-            with_interface("<domain>", &interface()),
-            Err(DomainError::Parse(_))
-        ));
-        assert!(matches!(
-            with_interface("<domain/>", &interface()),
-            Err(DomainError::Missing("devices"))
-        ));
+        for (domain, message) in [
+            ("", "no XML"),
+            ("<domain>", "no XML"),
+            ("<domain/>", "without <devices>"),
+        ] {
+            let error = with_interface(domain, &interface()).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
     }
 
     #[test]
@@ -372,10 +363,8 @@ mod tests {
             "10000:00:00.0",
             "0000:gg:00.0",
         ] {
-            assert!(
-                matches!(PciAddress::parse(text), Err(DomainError::PciAddress(wrong)) if wrong == text),
-                "{text}"
-            );
+            let error = PciAddress::parse(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
         }
     }
 }

@@ -1,37 +1,16 @@
 //! Metadata of claims' devices (KEP-5304): files that the DRA driver writes and Kubernetes mounts into the pod.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, anyhow};
 use serde::Deserialize;
 
 use crate::vmi::{Claim, Request};
 
 /// The driver writes less than a kilobyte for each device.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Why a port is unknown.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MetadataError {
-    #[error(
-        "{}: {source}; the claim has to be one of the driver {driver}, and KubeVirt must give it to sidecars of network \
-         binding plugins (feature gate NetworkDevicesWithDRA, pull request 18741)",
-        path.display()
-    )]
-    Read {
-        path: PathBuf,
-        driver: String,
-        source: io::Error,
-    },
-    #[error("{} is no metadata of a device: {source}", path.display())]
-    Parse {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
-    #[error("{} has no device with `socketPath` and `hardwareAddress`; is the driver older than this program?", .0.display())]
-    NoPort(PathBuf),
-}
 
 /// `DeviceMetadata` of metadata.resource.k8s.io: only fields that all of its versions have.
 #[derive(Debug, Deserialize)]
@@ -96,7 +75,7 @@ pub(crate) struct Port {
 ///
 /// # Errors
 /// The file is not there, or not the driver's.
-pub(crate) fn port(root: &Path, driver: &str, request: &Request<'_>) -> Result<Port, MetadataError> {
+pub(crate) fn port(root: &Path, driver: &str, request: &Request<'_>) -> anyhow::Result<Port> {
     let claim = match request.claim {
         Claim::Named(name) => Path::new("resourceclaims").join(name),
         Claim::OfTemplate(name) => Path::new("resourceclaimtemplates").join(name),
@@ -105,19 +84,18 @@ pub(crate) fn port(root: &Path, driver: &str, request: &Request<'_>) -> Result<P
         .join(claim)
         .join(request.request)
         .join(format!("{driver}-metadata.json"));
-    let file = match File::open(&path) {
-        Ok(file) => file.take(MAX_BYTES),
-        Err(source) => {
-            let driver = driver.to_owned();
-            return Err(MetadataError::Read { path, driver, source });
-        }
-    };
+    let file = File::open(&path).map_err(|error| {
+        anyhow!(
+            "{}: {error}; the claim has to be one of the driver {driver}, and KubeVirt must give it to sidecars of \
+             network binding plugins (feature gate NetworkDevicesWithDRA, pull request 18741)",
+            path.display()
+        )
+    })?;
+    let file = file.take(MAX_BYTES);
     let mut versions = serde_json::Deserializer::from_reader(file).into_iter::<DeviceMetadata>();
-    let requests = match versions.next() {
-        Some(Ok(metadata)) => metadata.requests,
-        Some(Err(source)) => return Err(MetadataError::Parse { path, source }),
-        None => Vec::new(),
-    };
+    let metadata = versions.next().transpose();
+    let metadata = metadata.with_context(|| format!("{} is no metadata of a device", path.display()))?;
+    let requests = metadata.map(|metadata| metadata.requests).unwrap_or_default();
     let port = |Device {
                     attributes,
                     network_data,
@@ -129,5 +107,10 @@ pub(crate) fn port(root: &Path, driver: &str, request: &Request<'_>) -> Result<P
         })
     };
     let mut devices = requests.into_iter().flat_map(|request| request.devices);
-    devices.find_map(port).ok_or(MetadataError::NoPort(path))
+    devices.find_map(port).with_context(|| {
+        format!(
+            "{} has no device with `socketPath` and `hardwareAddress`; is the driver older than this program?",
+            path.display()
+        )
+    })
 }

@@ -1,5 +1,6 @@
 //! The parts of a VirtualMachineInstance (kubevirt.io/v1) that decide which interfaces the sidecar adds.
 
+use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
 /// A VirtualMachineInstance, as virt-launcher sends it.
@@ -93,22 +94,6 @@ pub(crate) enum Claim<'a> {
     OfTemplate(&'a str),
 }
 
-/// Why a VirtualMachineInstance cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum VmiError {
-    #[error("interface {interface:?}: the VM has no network {interface:?}; add it to spec.networks")]
-    NoNetwork { interface: String },
-    #[error(
-        "network {network:?}: `resourceClaim` with `claimName` and `requestName` is missing; the binding {binding:?} \
-         needs a claim"
-    )]
-    NoClaim { network: String, binding: String },
-    #[error("network {network:?}: the VM has no resource claim {claim:?}; add it to spec.resourceClaims")]
-    UnknownClaim { network: String, claim: String },
-    #[error("interface {interface:?}: model {model:?} is not possible with vhost-user; leave `model` out")]
-    Model { interface: String, model: String },
-}
-
 impl Vmi {
     /// The interfaces that have this binding and are not about to be removed.
     pub(crate) fn interfaces<'a>(&'a self, binding: &'a str) -> impl Iterator<Item = &'a Interface> {
@@ -127,27 +112,30 @@ impl Vmi {
     ///
     /// # Errors
     /// The VM has no such network or claim.
-    pub(crate) fn request(&self, interface: &Interface, binding: &str) -> Result<Request<'_>, VmiError> {
+    pub(crate) fn request(&self, interface: &Interface, binding: &str) -> anyhow::Result<Request<'_>> {
         let name = &interface.name;
         let network = self.spec.networks.iter().find(|network| network.name == *name);
-        let network = network.ok_or_else(|| VmiError::NoNetwork {
-            interface: name.clone(),
+        let network = network.with_context(|| {
+            format!("interface {name:?}: the VM has no network {name:?}; add it to spec.networks")
         })?;
         let reference = network.resource_claim.as_ref();
         let names =
             reference.and_then(|its| Some((its.claim_name.as_deref()?, its.request_name.as_deref()?)));
-        let (claim_name, request) = names.ok_or_else(|| VmiError::NoClaim {
-            network: name.clone(),
-            binding: binding.to_owned(),
+        let (claim_name, request) = names.with_context(|| {
+            format!(
+                "network {name:?}: `resourceClaim` with `claimName` and `requestName` is missing; the binding {binding:?} \
+                 needs a claim"
+            )
         })?;
         let claim = self
             .spec
             .resource_claims
             .iter()
             .find(|claim| claim.name == claim_name);
-        let claim = claim.ok_or_else(|| VmiError::UnknownClaim {
-            network: name.clone(),
-            claim: claim_name.to_owned(),
+        let claim = claim.with_context(|| {
+            format!(
+                "network {name:?}: the VM has no resource claim {claim_name:?}; add it to spec.resourceClaims"
+            )
         })?;
         let claim = match &claim.resource_claim_name {
             Some(named) => Claim::Named(named),
@@ -160,23 +148,17 @@ impl Vmi {
     ///
     /// # Errors
     /// The interface asks for a device that is not virtio.
-    pub(crate) fn model(&self, interface: &Interface) -> Result<&'static str, VmiError> {
-        match interface.model.as_deref() {
-            None | Some("" | "virtio") => {}
-            Some(model) => {
-                return Err(VmiError::Model {
-                    interface: interface.name.clone(),
-                    model: model.to_owned(),
-                });
+    pub(crate) fn model(&self, interface: &Interface) -> anyhow::Result<&'static str> {
+        let Interface { name, model, .. } = interface;
+        match (model.as_deref(), self.spec.domain.devices.use_virtio_transitional) {
+            (None | Some("" | "virtio"), Some(true)) => Ok("virtio-transitional"),
+            (None | Some("" | "virtio"), _) => Ok("virtio-non-transitional"),
+            (Some(model), _) => {
+                bail!(
+                    "interface {name:?}: model {model:?} is not possible with vhost-user; leave `model` out"
+                )
             }
         }
-        Ok(
-            if self.spec.domain.devices.use_virtio_transitional == Some(true) {
-                "virtio-transitional"
-            } else {
-                "virtio-non-transitional"
-            },
-        )
     }
 
     /// Whether interfaces have several queue pairs.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::{anyhow, ensure};
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::Cluster;
 use crate::checkpoint::{Allocated, Checkpoint, ClaimName, ClaimPort};
-use crate::config::{self, ConfigError};
+use crate::config;
 use crate::ports::Claim;
 use crate::{cdi, names};
 
@@ -24,49 +25,32 @@ const NAME_IN_POD: &str = "resource.kubernetes.io/pod-claim-name";
 /// Longest message of a condition and of an event, bytes.
 const LONGEST: usize = 1024;
 
-/// Why a claim cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ClaimError {
-    #[error("cannot read the claim: {}: check the driver's access to the cluster", super::reason(.0))]
-    Cluster(#[from] kube::Error),
-    #[error("the claim is gone, or another one has its name now: delete the pod")]
-    Gone,
-    #[error("the claim has no device of this node and driver: delete the pod, so that it is scheduled again")]
-    NotAllocated,
-    #[error("request {request}: {source}")]
-    Config { request: String, source: ConfigError },
-}
-
 impl Cluster {
     fn claims(&self, namespace: &str) -> Api<ResourceClaim> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// A claim, as it is allocated.
+    /// A claim, as it is allocated; `None`: it is gone, or another one has its name now.
     ///
     /// # Errors
-    /// See [`ClaimError`].
+    /// The cluster does not answer.
     pub(crate) async fn claim(
         &self,
         namespace: &str,
         name: &str,
         uid: &str,
-    ) -> Result<ResourceClaim, ClaimError> {
+    ) -> kube::Result<Option<ResourceClaim>> {
         match self.claims(namespace).get(name).await {
-            Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => Ok(claim),
-            Ok(_) => Err(ClaimError::Gone),
-            Err(kube::Error::Api(status)) if is_absent(&status, name) => Err(ClaimError::Gone),
-            Err(error) => Err(error.into()),
+            Ok(claim) => Ok(Some(claim).filter(|claim| claim.metadata.uid.as_deref() == Some(uid))),
+            Err(kube::Error::Api(status)) if is_absent(&status, name) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
     /// Whether a claim has devices of this node. None: the cluster does not answer.
     pub(crate) async fn has(&self, claim: &ClaimName) -> Option<bool> {
-        match self.claim(&claim.namespace, &claim.name, &claim.uid).await {
-            Ok(object) => Some(!self.allocated(&object).is_empty()),
-            Err(ClaimError::Gone) => Some(false),
-            Err(_) => None,
-        }
+        let object = self.claim(&claim.namespace, &claim.name, &claim.uid).await.ok()?;
+        Some(object.is_some_and(|object| !self.allocated(&object).is_empty()))
     }
 
     /// Devices of this node that the claim has.
@@ -81,7 +65,7 @@ impl Cluster {
     ///
     /// # Errors
     /// It has none, or its parameters are wrong.
-    pub(crate) fn read(&self, claim: &ResourceClaim) -> Result<Claim, ClaimError> {
+    pub(crate) fn read(&self, claim: &ResourceClaim) -> anyhow::Result<Claim> {
         let devices = claim
             .status
             .as_ref()
@@ -90,20 +74,19 @@ impl Cluster {
             .and_then(|devices| devices.config.as_deref())
             .unwrap_or_default();
         let with_keys = |(device, result): (Allocated, _)| {
-            let keys = config::keys(result, configs).map_err(|source| ClaimError::Config {
-                request: device.request.clone(),
-                source,
-            })?;
+            let keys = config::keys(result, configs);
+            let keys = keys.map_err(|error| anyhow!("request {}: {error}", device.request))?;
             Ok((device, keys))
         };
         let devices: Vec<_> = self
             .results(claim)
             .into_iter()
             .map(with_keys)
-            .collect::<Result<_, ClaimError>>()?;
-        if devices.is_empty() {
-            return Err(ClaimError::NotAllocated);
-        }
+            .collect::<anyhow::Result<_>>()?;
+        ensure!(
+            !devices.is_empty(),
+            "the claim has no device of this node and driver: delete the pod, so that it is scheduled again"
+        );
         Ok(Claim {
             name: name_of(claim),
             devices,

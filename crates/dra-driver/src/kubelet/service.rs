@@ -14,7 +14,7 @@ use super::messages::dra::{
     Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
-use crate::driver::{Driver, DriverError};
+use crate::driver::Driver;
 
 /// Most time for a call.
 const DEADLINE: Duration = Duration::from_secs(40);
@@ -24,13 +24,20 @@ pub(crate) struct Service(pub(crate) Arc<Driver>);
 
 /// Awaits a call, until the deadline at most. Returns its result and an empty text, or the default and the error.
 async fn result_of<T: Default>(
-    call: impl Future<Output = Result<T, DriverError>>,
+    call: impl Future<Output = anyhow::Result<T>>,
     deadline: Instant,
 ) -> (T, String) {
     let done = timeout_at(deadline, call).await;
-    match done.unwrap_or(Err(DriverError::Deadline(DEADLINE))) {
-        Ok(result) => (result, String::new()),
-        Err(error) => (T::default(), error.to_string()),
+    match done {
+        Ok(Ok(result)) => (result, String::new()),
+        Ok(Err(error)) => (T::default(), error.to_string()),
+        Err(_) => {
+            let seconds = DEADLINE.as_secs();
+            let late = format!(
+                "not done within {seconds} s: is the daemon stopped, or the cluster's API server gone?"
+            );
+            (T::default(), late)
+        }
     }
 }
 
