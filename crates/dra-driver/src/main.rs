@@ -38,7 +38,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use program::dra::Options;
-use program::users::{group_number, user_numbers};
+use program::users;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -117,7 +117,7 @@ fn open(options: &Options) -> anyhow::Result<Ports> {
     let name = |text: &str| text.parse().ok();
     let group = |group: &String| {
         name(group)
-            .or_else(|| group_number(group))
+            .or_else(|| users::group_number(group))
             .with_context(|| format!("no group {group}"))
     };
     let group = options
@@ -131,7 +131,7 @@ fn open(options: &Options) -> anyhow::Result<Ports> {
         .as_ref()
         .filter(|owner| name(owner).is_none())
     {
-        user_numbers(owner).with_context(|| format!("--socket-owner: no user {owner}"))?;
+        users::user(owner).with_context(|| format!("--socket-owner: no user {owner}"))?;
     }
     let access = Access {
         group,

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Descriptions of a file for error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,53 +20,33 @@ pub struct Kind {
 }
 
 /// Why a file cannot be used.
-///
-/// `path` is the file's, as given. `owner` is the number of the user who owns what others can change, and `mode` its
-/// permission bits. `line` is counted from 1, `what` is the mistake in words.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum FileError {
-    /// Not readable.
-    #[error("cannot read the {} {}{}", .kind.what, .path.display(), read_remedy(.kind, .source))]
-    Read {
-        kind: Kind,
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// Others could change it.
-    #[error(
-        "the {} {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the \
-         {}'s user and be writable by its owner only (`chown root PATH; chmod go-w PATH`)",
-        .kind.what, .path.display(), .kind.reader
-    )]
-    Unsafe {
-        kind: Kind,
-        path: PathBuf,
-        owner: u32,
-        mode: u32,
-    },
-    /// Others could put another one in its place.
-    #[error(
-        "the {} {} could be replaced by other users, who may write to {} (owner {owner}, mode {mode:04o}): {}",
-        .kind.what, .path.display(), .dir.display(), place_remedy(*mode)
-    )]
-    UnsafePlace {
-        kind: Kind,
-        path: PathBuf,
-        /// The directory.
-        dir: PathBuf,
-        owner: u32,
-        mode: u32,
-    },
-    /// Not TOML, an unknown key, or a value that is not possible.
-    #[error("{}{}: {what}", .path.display(), .line.map_or_else(String::new, |line| format!(" line {line}")))]
-    Syntax {
-        path: PathBuf,
-        line: Option<usize>,
-        what: String,
-    },
+#[error("{text}")]
+pub struct FileError {
+    text: String,
+    /// The kernel's answer.
+    source: Option<io::Error>,
+}
+
+impl FileError {
+    /// A mistake in a file, in words; `line`: counted from 1.
+    #[must_use]
+    pub fn mistake(path: &Path, line: Option<usize>, what: &str) -> Self {
+        let line = line.map_or_else(String::new, |line| format!(" line {line}"));
+        Self::new(format!("{}{line}: {what}", path.display()))
+    }
+
+    fn new(text: String) -> Self {
+        Self { text, source: None }
+    }
+
+    fn unreadable(kind: Kind, path: &Path, source: io::Error) -> Self {
+        let remedy = read_remedy(&kind, &source);
+        Self {
+            text: format!("cannot read the {} {}{remedy}", kind.what, path.display()),
+            source: Some(source),
+        }
+    }
 }
 
 /// The remedy for a directory that others may write to. The mode of a shared one (sticky, as /tmp) must not change.
@@ -102,11 +82,7 @@ fn read_remedy(kind: &Kind, error: &io::Error) -> String {
 /// # Errors
 /// [`FileError`]: it cannot be read, or others could change it.
 pub fn read(kind: Kind, path: &Path, most_bytes: u64) -> Result<String, FileError> {
-    let wrong = |source| FileError::Read {
-        kind,
-        path: path.to_owned(),
-        source,
-    };
+    let wrong = |source| FileError::unreadable(kind, path, source);
     // Without NONBLOCK, opening a FIFO would wait for a writer, and all clients of this process would wait, too.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -117,12 +93,13 @@ pub fn read(kind: Kind, path: &Path, most_bytes: u64) -> Result<String, FileErro
     }
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if !is_trusted(owner) || mode & 0o022 != 0 {
-        return Err(FileError::Unsafe {
-            kind,
-            path: path.to_owned(),
-            owner,
-            mode,
-        });
+        return Err(FileError::new(format!(
+            "the {} {} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by root or by the \
+             {}'s user and be writable by its owner only (`chown root PATH; chmod go-w PATH`)",
+            kind.what,
+            path.display(),
+            kind.reader
+        )));
     }
     check_place(kind, path)?;
     let mut text = String::new();
@@ -145,11 +122,7 @@ fn is_trusted(owner: u32) -> bool {
 /// Whether no other user can put another file in the place of this one: its directory must be writable for its owner
 /// only, those above at least sticky.
 fn check_place(kind: Kind, path: &Path) -> Result<(), FileError> {
-    let read = |source| FileError::Read {
-        kind,
-        path: path.to_owned(),
-        source,
-    };
+    let read = |source| FileError::unreadable(kind, path, source);
     // Both the name that was given and what it leads to.
     let given = std::path::absolute(path).map_err(read)?;
     let real = fs::canonicalize(path).map_err(read)?;
@@ -162,13 +135,13 @@ fn check_place(kind: Kind, path: &Path) -> Result<(), FileError> {
         let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
         let sticky = steps > 0 && mode & 0o1000 != 0;
         if !is_trusted(owner) || (mode & 0o022 != 0 && !sticky) {
-            return Err(FileError::UnsafePlace {
-                kind,
-                path: path.to_owned(),
-                dir,
-                owner,
-                mode,
-            });
+            return Err(FileError::new(format!(
+                "the {} {} could be replaced by other users, who may write to {} (owner {owner}, mode {mode:04o}): {}",
+                kind.what,
+                path.display(),
+                dir.display(),
+                place_remedy(mode)
+            )));
         }
     }
     Ok(())

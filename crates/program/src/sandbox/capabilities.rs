@@ -6,10 +6,11 @@
 //! the capability. If even root may not raise it (no CAP_SYS_RESOURCE in a container), CAP_IPC_LOCK stays: it allows a
 //! process to pin memory, and nothing else.
 
+use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::SandboxError;
+use super::failed;
 
 /// CAP_IPC_LOCK if it must stay; empty if the process does not have it, or RLIMIT_MEMLOCK is or becomes unlimited.
 pub(super) fn locked_memory() -> CapabilitySet {
@@ -33,8 +34,8 @@ pub(super) fn permitted() -> CapabilitySet {
 }
 
 /// Drops all capabilities but `stays`, and sets no_new_privs; returns what is left, in words.
-pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
-    crate::capabilities::keep(stays).map_err(SandboxError::at("capabilities"))?;
+pub(super) fn drop_all(stays: CapabilitySet) -> anyhow::Result<String> {
+    crate::capabilities::keep(stays).with_context(|| failed("capabilities"))?;
     let mut left = Vec::new();
     if stays.contains(CapabilitySet::IPC_LOCK) {
         left.push("CAP_IPC_LOCK (RLIMIT_MEMLOCK cannot be raised here: that needs CAP_SYS_RESOURCE)");

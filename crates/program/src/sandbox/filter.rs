@@ -11,13 +11,14 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use anyhow::{Context as _, anyhow};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch, apply_filter_all_threads,
 };
 
-use super::SandboxError;
 use super::calls::{ABSENT, CALLS, Call, EXTERNAL, If};
+use super::failed;
 use crate::signal_handler;
 
 /// Rules by number of the system call; none: always.
@@ -30,15 +31,15 @@ pub(super) fn worker(external: bool) -> Vec<&'static [Call]> {
 }
 
 /// Installs handler and filters, for all threads; returns how many calls are allowed, in words.
-pub(super) fn install(tables: &[&[Call]]) -> Result<String, SandboxError> {
+pub(super) fn install(tables: &[&[Call]]) -> anyhow::Result<String> {
     // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default
     // action.
     let flags = libc::SA_NODEFER | libc::SA_RESETHAND;
     // SAFETY: it writes a line, formatted in place, and ends the process.
     let handled = unsafe { signal_handler::install(libc::SIGSYS, on_sigsys, flags, &[]) };
-    handled.map_err(SandboxError::at("handler for SIGSYS"))?;
+    handled.with_context(|| failed("handler for SIGSYS"))?;
     // Without CAP_SYS_ADMIN, seccomp(2) requires it.
-    rustix::thread::set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
+    rustix::thread::set_no_new_privs(true).with_context(|| failed("no_new_privs"))?;
     let mut calls = Rules::new();
     for call in tables.iter().copied().flatten() {
         add(&mut calls, call)?;
@@ -58,11 +59,14 @@ pub(super) fn install(tables: &[&[Call]]) -> Result<String, SandboxError> {
     Ok(format!("{count} allowed"))
 }
 
-fn refused(error: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Refused(format!("seccomp: {error}"))
+fn refused(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!(
+        "cannot enter the sandbox: seccomp: {error} (`--sandbox=-calls` omits it; under a service manager's filter, that \
+         one must allow seccomp)"
+    )
 }
 
-fn add(rules: &mut Rules, call: &Call) -> Result<(), SandboxError> {
+fn add(rules: &mut Rules, call: &Call) -> anyhow::Result<()> {
     let cases = rules.entry(call.number).or_default();
     for conditions in call.cases {
         let conditions: Result<Vec<_>, _> = conditions.iter().map(condition).collect();
@@ -85,7 +89,7 @@ fn condition(condition: &If) -> Result<SeccompCondition, seccompiler::BackendErr
     SeccompCondition::new(argument, length, operator, value)
 }
 
-fn compile(rules: Rules, otherwise: SeccompAction, then: SeccompAction) -> Result<BpfProgram, SandboxError> {
+fn compile(rules: Rules, otherwise: SeccompAction, then: SeccompAction) -> anyhow::Result<BpfProgram> {
     let machine = TargetArch::try_from(std::env::consts::ARCH).map_err(refused)?;
     let filter = SeccompFilter::new(rules, otherwise, then, machine).map_err(refused)?;
     BpfProgram::try_from(filter).map_err(refused)

@@ -30,8 +30,8 @@ mod mounts;
 mod user;
 
 use std::fmt;
-use std::io;
 
+use anyhow::{anyhow, bail};
 use model::state::Sandbox;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
@@ -41,57 +41,9 @@ use crate::choice::Choice;
 pub use mounts::{Reach, without_links};
 pub use user::{User, group_number, user_number};
 
-/// Why there is no sandbox.
-#[derive(Debug, thiserror::Error)]
-pub enum SandboxError {
-    /// `--user` names no user.
-    #[error("--user {0}: there is no such user or group: a name, or UID:GID in numbers")]
-    UnknownUser(String),
-    /// This process may not become another user.
-    #[error(
-        "--user {0}: this needs CAP_SETUID and CAP_SETGID: start as root, or as that user and without --user"
-    )]
-    MayNotBecome(User),
-    /// `--sandbox` names no layer.
-    #[error("--sandbox {list}: {word:?} is no layer: all, off, or some of {NAMES}")]
-    UnknownLayer {
-        /// All of it.
-        list: String,
-        /// The word.
-        word: String,
-    },
-    /// `--sandbox` is no list.
-    #[error("--sandbox {list}: {why}")]
-    List {
-        /// All of it.
-        list: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// A step failed.
-    #[error("cannot enter the sandbox: {step} (`--sandbox off` omits it)")]
-    Step {
-        /// Which one.
-        step: &'static str,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The kernel does not take the system call filter.
-    #[error(
-        "cannot enter the sandbox: {0} (`--sandbox=-calls` omits it; under a service manager's filter, that one \
-         must allow seccomp)"
-    )]
-    Refused(String),
-}
-
-impl SandboxError {
-    fn at<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> Self {
-        move |error| Self::Step {
-            step,
-            source: error.into(),
-        }
-    }
+/// The error of a step.
+fn failed(step: &str) -> String {
+    format!("cannot enter the sandbox: {step} (`--sandbox off` omits it)")
 }
 
 const NAMES: &str = "user, mounts, network, capabilities, files, calls";
@@ -125,22 +77,16 @@ impl Layers {
     /// Reads `all`, `off`, names (only these), or names with a `-` before each (all but these).
     ///
     /// # Errors
-    /// [`SandboxError`].
-    pub fn parse(list: &str) -> Result<Self, SandboxError> {
-        let choice = Choice::read(list, &[','], "off").map_err(|why| SandboxError::List {
-            list: list.to_owned(),
-            why,
-        })?;
+    /// What is wrong with the list.
+    pub fn parse(list: &str) -> anyhow::Result<Self> {
+        let choice = Choice::read(list, &[','], "off").map_err(|why| anyhow!("--sandbox {list}: {why}"))?;
         let (named, on) = match choice {
             Choice::Only(names) => (names, true),
             Choice::AllBut(names) => (names, false),
         };
         let is_known = |word: &str| LAYERS.iter().any(|(name, _)| *name == word);
         if let Some(word) = named.iter().find(|word| !is_known(word)) {
-            return Err(SandboxError::UnknownLayer {
-                list: list.to_owned(),
-                word: (*word).to_owned(),
-            });
+            bail!("--sandbox {list}: {word:?} is no layer: all, off, or some of {NAMES}");
         }
         let wanted = LAYERS.iter().filter(|(name, _)| named.contains(name) == on);
         Ok(Self(wanted.map(|(_, layer)| *layer).collect()))
@@ -209,8 +155,8 @@ fn is_service() -> bool {
 /// Enters the sandbox; see the module's head. The calling thread must be the only one.
 ///
 /// # Errors
-/// [`SandboxError`]; the process is half in the sandbox then, and should end.
-pub fn enter(plan: &Plan) -> Result<Sandbox, SandboxError> {
+/// The step that failed; the process is half in the sandbox then, and should end.
+pub fn enter(plan: &Plan) -> anyhow::Result<Sandbox> {
     // Page size and vDSO are looked up once. Kernels before 6.4 (without PR_GET_AUXV) report them only in a file, which
     // cannot be opened later.
     let _ = rustix::param::page_size();
@@ -265,8 +211,8 @@ pub fn enter(plan: &Plan) -> Result<Sandbox, SandboxError> {
 /// there are, in words.
 ///
 /// # Errors
-/// [`SandboxError`].
-pub fn limit_calls() -> Result<String, SandboxError> {
+/// The kernel does not take the filter.
+pub fn limit_calls() -> anyhow::Result<String> {
     filter::install(&[calls::API])
 }
 
@@ -361,8 +307,8 @@ mod tests {
             assert!(error.contains(word) && error.contains(NAMES), "{error}");
         }
         for list in ["-all", "", "off,-files", "off,user", "user,-files"] {
-            let error = Layers::parse(list).expect_err(list);
-            assert!(matches!(error, SandboxError::List { .. }), "{list}: {error}");
+            let error = Layers::parse(list).expect_err(list).to_string();
+            assert!(!error.contains(NAMES), "{list}: {error}");
         }
     }
 }

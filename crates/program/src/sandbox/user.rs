@@ -4,10 +4,11 @@ use std::ffi::{CStr, CString};
 use std::fmt;
 
 use crate::users;
+use anyhow::{Context as _, anyhow};
 use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::CapabilitySet;
 
-use super::SandboxError;
+use super::failed;
 
 /// UID and GID of the user `nobody` (`DEFAULT_OVERFLOWUID`, include/linux/highuid.h).
 const NOBODY: u32 = 65_534;
@@ -27,17 +28,18 @@ pub struct User {
 impl User {
     /// Parses `--user`: USER or USER:GROUP, each a name or a number. Only a user name brings supplementary groups.
     /// Without GROUP, a name has its primary group, and a UID the GID of the same number.
-    pub fn parse(text: &str) -> Result<Self, SandboxError> {
-        let unknown = || SandboxError::UnknownUser(text.to_owned());
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        let unknown =
+            || format!("--user {text}: there is no such user or group: a name, or UID:GID in numbers");
         let (user, group) = match text.split_once(':') {
             Some((user, group)) => (user, Some(group)),
             None => (text, None),
         };
         let gid = group
-            .map(|group| group_number(group).ok_or_else(unknown))
+            .map(|group| group_number(group).with_context(unknown))
             .transpose()?;
         if user.parse::<u32>().is_ok() {
-            let uid = user_number(user).ok_or_else(unknown)?;
+            let uid = user_number(user).with_context(unknown)?;
             return Ok(Self {
                 name: None,
                 uid,
@@ -45,12 +47,12 @@ impl User {
                 groups: Vec::new(),
             });
         }
-        let numbers = users::user_numbers(user).ok_or_else(unknown)?;
-        let name = CString::new(user).map_err(|_| unknown())?;
-        let gid = gid.unwrap_or(numbers.gid);
+        let account = users::user(user).with_context(unknown)?;
+        let name = CString::new(user).with_context(unknown)?;
+        let gid = gid.unwrap_or(account.gid.as_raw());
         Ok(Self {
             name: Some(user.to_owned()),
-            uid: numbers.uid,
+            uid: account.uid.as_raw(),
             gid,
             groups: groups_of(&name, gid),
         })
@@ -77,27 +79,33 @@ impl User {
     /// Checks that this process may switch users.
     ///
     /// # Errors
-    /// [`SandboxError::MayNotBecome`].
-    pub fn check(&self) -> Result<(), SandboxError> {
+    /// It may not.
+    pub fn check(&self) -> anyhow::Result<()> {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
         match super::capabilities::permitted().contains(needed) {
             true => Ok(()),
-            false => Err(SandboxError::MayNotBecome(self.clone())),
+            false => Err(self.may_not_become()),
         }
+    }
+
+    fn may_not_become(&self) -> anyhow::Error {
+        anyhow!(
+            "--user {self}: this needs CAP_SETUID and CAP_SETGID: start as root, or as that user and without --user"
+        )
     }
 
     /// Switches the calling thread to this user for good. `keeping`: permitted capabilities are kept.
     ///
     /// # Errors
     /// This process may not switch users.
-    pub fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
+    pub fn enter(&self, keeping: bool) -> anyhow::Result<()> {
         let step = |errno: rustix::io::Errno| match errno {
-            rustix::io::Errno::PERM => SandboxError::MayNotBecome(self.clone()),
-            errno => SandboxError::at("another user")(errno),
+            rustix::io::Errno::PERM => self.may_not_become(),
+            errno => anyhow::Error::new(errno).context(failed("another user")),
         };
         let gid = |number| Gid::from_raw(number);
         let groups: Vec<Gid> = self.groups.iter().copied().map(gid).collect();
-        rustix::thread::set_keep_capabilities(keeping).map_err(SandboxError::at("another user"))?;
+        rustix::thread::set_keep_capabilities(keeping).with_context(|| failed("another user"))?;
         rustix::thread::set_thread_groups(&groups).map_err(step)?;
         rustix::thread::set_thread_res_gid(gid(self.gid), gid(self.gid), gid(self.gid)).map_err(step)?;
         let uid = Uid::from_raw(self.uid);
@@ -134,7 +142,7 @@ pub(super) fn current() -> String {
 
 /// The number of a user, by name or number.
 pub fn user_number(text: &str) -> Option<u32> {
-    number(text, |name| users::user_numbers(name).map(|numbers| numbers.uid))
+    number(text, |name| users::user(name).map(|user| user.uid.as_raw()))
 }
 
 /// The number of a group, by name or number.

@@ -21,11 +21,7 @@ impl Policy {
     /// # Errors
     /// [`PolicyError`].
     pub fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
-        let wrong = |line: Option<usize>, what: String| PolicyError::Syntax {
-            path: path.to_owned(),
-            line,
-            what,
-        };
+        let wrong = |line: Option<usize>, what: String| PolicyError::mistake(path, line, &what);
         let mut file = PolicyFile::parse(text).map_err(|error| wrong(error.line, error.what))?;
         let (mut rules, mut warnings) = (Vec::new(), Vec::new());
         for entry in &mut file.rules {
@@ -90,7 +86,7 @@ fn rule(allow: &Allow) -> Result<Rule, String> {
     }
     let numbers = queues.queues.clone();
     let numbers = numbers.ok_or_else(|| missing("queues", "\"0-3\"` or `queues = \"all\""))?;
-    let user = |name: &str| Some(users::user_numbers(name)?.uid);
+    let user = |name: &str| Some(users::user(name)?.uid.as_raw());
     let macs = af_xdp.macs.clone().map(|Macs(macs)| macs);
     let vlans = af_xdp.vlans.iter().flat_map(|vlans| &vlans.0);
     Ok(Rule {

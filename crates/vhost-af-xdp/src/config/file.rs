@@ -28,11 +28,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<ConfigFile> {
 }
 
 pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
-    ConfigFile::parse(path, text).map_err(|WrongLine { line, what }| FileError::Syntax {
-        path: path.to_owned(),
-        line,
-        what,
-    })
+    let parsed = ConfigFile::parse(path, text);
+    parsed.map_err(|WrongLine { line, what }| FileError::mistake(path, line, &what))
 }
 
 /// The configuration that a daemon starts with: of the file, and of the networks and ports that an earlier daemon kept.
@@ -303,11 +300,9 @@ fn wrong_in_table<T: NamedTable>(path: &Path, entry: &Entry<T>, what: &str) -> F
 /// A mistake in an entry, with the line of the key that its text names.
 fn wrong_in<T: Table>(path: &Path, of: &str, entry: &Entry<T>, what: &str) -> FileError {
     let line = Some(entry.line_of(what)).filter(|&line| line > 0 || entry.name.is_empty());
-    FileError::Syntax {
-        path: line.map_or(Path::new(ADDED), |_| path).to_owned(),
-        line: line.filter(|&line| line > 0),
-        what: format!("{of}: {}", without_dashes(what)),
-    }
+    let path = line.map_or(Path::new(ADDED), |_| path);
+    let what = format!("{of}: {}", without_dashes(what));
+    FileError::mistake(path, line.filter(|&line| line > 0), &what)
 }
 
 /// Replaces options of the command line by keys.

@@ -37,11 +37,7 @@ fn read(path: &Path) -> Result<Tables, FileError> {
         return Ok(Tables::default());
     }
     let text = text_file::read(FILE, path, LONGEST)?;
-    parse(path, &text).map_err(|WrongLine { line, what }| FileError::Syntax {
-        path: path.to_owned(),
-        line,
-        what,
-    })
+    parse(path, &text).map_err(|WrongLine { line, what }| FileError::mistake(path, line, &what))
 }
 
 /// Parses the networks and ports of a state file.
