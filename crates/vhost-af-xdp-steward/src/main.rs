@@ -254,7 +254,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
                     "its directory is not there: `mkdir -p {}`, or choose another path",
                     parent.display()
                 );
-                return Err(io::Error::new(io::ErrorKind::NotFound, text));
+                return Err(io::Error::other(text));
             }
         }
     }
@@ -262,13 +262,13 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
             let text = "a file is there that is not a socket: choose another path";
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            return Err(io::Error::other(text));
         }
         match connect(new_socket(SocketFlags::empty())?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path)?,
             _ => {
                 let text = "another process listens there: stop it, or choose another path";
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                return Err(io::Error::other(text));
             }
         }
     }

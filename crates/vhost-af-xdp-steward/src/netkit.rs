@@ -37,7 +37,6 @@ use steward::server::limits::DeviceChange;
 use steward::server::{Answered, Held, Interface, Journal, Reply, Server, no_lease};
 use steward_protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 
-use self::device::NetkitError;
 use self::moving::NO_NAMESPACE;
 use self::queue::SavedNetkit;
 
@@ -154,23 +153,10 @@ fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) 
     may_crash("netkit-saved");
     let made = device::make(&made_as, link.mtu, mac).and_then(|index| {
         may_crash("netkit-made");
-        device::lease(index, link.index, queue).map(|_| index)
+        device::lease(index, &link, queue).map(|()| index)
     });
     may_crash("netkit-leased");
-    made.map_err(|error| {
-        queue::drop_netkit(interface, queue);
-        refusal(name, queue, &error)
-    })
-}
-
-fn refusal(interface: &str, queue: u32, error: &NetkitError) -> Refusal {
-    let (reason, text) = match error {
-        NetkitError::Driver(_) => (Reason::Nic, format!("{interface}: {error}")),
-        NetkitError::Busy(_) => (Reason::Taken, format!("queue {queue} of {interface}: {error}")),
-        NetkitError::Lease(_) => (Reason::Kernel, format!("queue {queue} of {interface}: {error}")),
-        _ => (Reason::Kernel, error.to_string()),
-    };
-    reason.because(text)
+    made.inspect_err(|_| queue::drop_netkit(interface, queue))
 }
 
 /// Checks whether a netkit of this queue would receive frames.

@@ -23,48 +23,16 @@ use netlink_socket2::NetlinkSocket;
 use host::links::{Link, has_no_peer, header_of};
 use host::nic::bound::{self, LeasedTo};
 use steward::netlink::{acknowledged, message_of};
-
-/// Why there is no netkit with a leased queue.
-#[derive(Debug, thiserror::Error)]
-pub enum NetkitError {
-    /// No such kind of interface.
-    #[error("this kernel has no netkit (CONFIG_NETKIT, and Linux 7.1 for leases of queues): {0}")]
-    NoKind(io::Error),
-    /// It was made with a peer.
-    #[error("this kernel makes netkits with a peer only: one that queues are leased to takes Linux 7.1")]
-    NoPairing,
-    /// The name is another interface's.
-    #[error("there is an interface {0} already: ask for another name")]
-    Taken(String),
-    /// The kernel's error.
-    #[error("cannot make a netkit: {0}")]
-    Make(io::Error),
-    /// No `queue-create`.
-    #[error("this kernel leases no queues (Linux 7.1): {0}")]
-    NoLeases(String),
-    /// The driver has no queue management, or the interface no device.
-    #[error(
-        "its queues cannot be leased, which takes a driver with queue management (bnxt, fbnic, gve, mlx5): {0}"
-    )]
-    Driver(String),
-    /// The queue is in use.
-    #[error(
-        "the queue is taken by a socket (of the lease itself, or of a process without one) or by another netkit: close \
-         it, or choose another queue: {0}"
-    )]
-    Busy(String),
-    /// Another refusal of the lease.
-    #[error("the queue cannot be leased: {0}")]
-    Lease(String),
-}
+use steward_protocol::{Reason, Refusal};
 
 /// Makes one in the network namespace of this thread, down; its index. `mac`: its address, one that the kernel chooses
 /// if none is said.
 ///
 /// # Errors
-/// [`NetkitError`].
-pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, NetkitError> {
-    let c_name = CString::new(name).map_err(|_| NetkitError::Make(io::ErrorKind::InvalidInput.into()))?;
+/// Why there is none.
+pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, Refusal> {
+    let not_made = |error: io::Error| Reason::Kernel.because(format!("cannot make a netkit: {error}"));
+    let c_name = CString::new(name).map_err(|error| not_made(error.into()))?;
     let mut request = rt_link::Request::new()
         .set_create()
         .set_excl()
@@ -80,16 +48,23 @@ pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, NetkitErr
     let netkit = netkit.push_mode(NetkitMode::L2 as u32);
     drop(netkit.push_pairing(NetkitPairing::Single as u32));
     acknowledged(&request).map_err(|error| match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => NetkitError::NoKind(error),
-        Some(libc::EEXIST) => NetkitError::Taken(name.to_owned()),
-        _ => NetkitError::Make(error),
+        Some(libc::EOPNOTSUPP) => Reason::Kernel.because(format!(
+            "this kernel has no netkit (CONFIG_NETKIT, and Linux 7.1 for leases of queues): {error}"
+        )),
+        Some(libc::EEXIST) => Reason::Kernel.because(format!(
+            "there is an interface {name} already: ask for another name"
+        )),
+        _ => not_made(error),
     })?;
     let marked = match Link::by_name(name) {
-        Ok(link) if link.has_leased_only => mark(link.index, &c_name)
-            .map(|()| link.index)
-            .map_err(NetkitError::Make),
+        Ok(link) if link.has_leased_only => {
+            let marked = mark(link.index, &c_name).map(|()| link.index);
+            marked.map_err(not_made)
+        }
         // A kernel that does not know the pairing makes one with a peer.
-        _ => Err(NetkitError::NoPairing),
+        _ => Reason::Kernel.refuse(
+            "this kernel makes netkits with a peer only: one that queues are leased to takes Linux 7.1",
+        ),
     };
     marked.inspect_err(|_| {
         let _ = remove_named(name);
@@ -103,11 +78,9 @@ fn mark(index: u32, alias: &CStr) -> io::Result<()> {
     acknowledged(&request)
 }
 
-/// Leases a queue of a NIC to a netkit, both in the network namespace of this thread; the number of the netkit's queue.
-///
-/// # Errors
-/// [`NetkitError`].
-pub fn lease(netkit: u32, nic: u32, queue: u32) -> Result<u32, NetkitError> {
+/// Leases a queue of a NIC to a netkit, both in the network namespace of this thread.
+/// Errors: why it cannot.
+pub(super) fn lease(netkit: u32, nic: &Link, queue: u32) -> Result<(), Refusal> {
     let mut socket = NetlinkSocket::new();
     let mut request = netdev::Request::new().op_queue_create_do();
     let of_nic = request
@@ -115,24 +88,37 @@ pub fn lease(netkit: u32, nic: u32, queue: u32) -> Result<u32, NetkitError> {
         .push_ifindex(netkit)
         .push_type(QueueType::Rx as u32)
         .nested_lease()
-        .push_ifindex(nic)
+        .push_ifindex(nic.index)
         .nested_queue();
     of_nic.push_id(queue).push_type(QueueType::Rx as u32);
-    let lease = |text| NetkitError::Lease(text);
+    let name = &nic.name;
+    let refused = |text: String| {
+        Reason::Kernel.because(format!(
+            "queue {queue} of {name}: the queue cannot be leased: {text}"
+        ))
+    };
     let mut replies = socket
         .request(&request)
-        .map_err(|error| lease(error.to_string()))?;
-    let created = replies.recv_one().map_err(|error| {
+        .map_err(|error| refused(error.to_string()))?;
+    let leased = replies.recv_one().map(drop);
+    leased.map_err(|error| {
         // With the sentence that the kernel has for it.
         let text = error.to_string();
         match io::Error::from(error).raw_os_error() {
-            Some(libc::EOPNOTSUPP) => NetkitError::NoLeases(text),
-            Some(libc::EBUSY) => NetkitError::Busy(text),
-            Some(libc::EINVAL) => NetkitError::Driver(text),
-            _ => lease(text),
+            Some(libc::EOPNOTSUPP) => {
+                Reason::Kernel.because(format!("this kernel leases no queues (Linux 7.1): {text}"))
+            }
+            Some(libc::EBUSY) => Reason::Taken.because(format!(
+                "queue {queue} of {name}: the queue is taken by a socket (of the lease itself, or of a process without \
+                 one) or by another netkit: close it, or choose another queue: {text}"
+            )),
+            Some(libc::EINVAL) => Reason::Nic.because(format!(
+                "{name}: its queues cannot be leased, which takes a driver with queue management (bnxt, fbnic, gve, \
+                 mlx5): {text}"
+            )),
+            _ => refused(text),
         }
-    })?;
-    created.get_id().map_err(|error| lease(error.to_string()))
+    })
 }
 
 /// Deletes the netkit of that name, in the network namespace of this thread. Returns whether it existed.

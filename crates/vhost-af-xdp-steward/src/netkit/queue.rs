@@ -4,9 +4,7 @@
 //! finds it.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::io;
-use std::path::Path;
 
 use host::links::Link;
 use host::nic::bound;
@@ -20,16 +18,12 @@ use super::device::Trace;
 
 /// First part of the names of entries in the journal.
 const NETKIT: &str = "netkit";
-/// The same of those in which the version before saved netkits, with other things.
-const BEFORE: &str = "nic-";
 
 /// A netkit to which a queue is leased.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SavedNetkit {
     /// Number and name of the interface.
-    #[serde(default)]
     number: u64,
-    #[serde(default)]
     interface: String,
     /// The NIC's queue.
     queue: u32,
@@ -138,9 +132,6 @@ pub(super) fn remove(interface: &Interface, queue: u32, is_new: bool) -> Result<
 
 /// The same.
 pub(super) fn remove_strays(journal: &Journal, is_known: &dyn Fn(u64) -> bool) {
-    for before in journal.entries(BEFORE) {
-        hand_on(journal, &before);
-    }
     let saved = journal.contents::<SavedNetkit>(&format!("{NETKIT}-")).into_iter();
     for stray in saved.filter(|saved| !is_known(saved.number)) {
         let nic = Link::by_name(&stray.interface).map_or(0, |link| link.index);
@@ -149,29 +140,6 @@ pub(super) fn remove_strays(journal: &Journal, is_known: &dyn Fn(u64) -> bool) {
         }
         let _ = entry_in(journal, stray.number, stray.queue).remove();
     }
-}
-
-/// Gives netkits that the version before saved entries of their own.
-fn hand_on(journal: &Journal, before: &Entry) {
-    let stem = before
-        .path()
-        .ok()
-        .and_then(Path::file_stem)
-        .and_then(OsStr::to_str);
-    let number: Option<u64> = stem.and_then(|stem| stem.strip_prefix(BEFORE)?.parse().ok());
-    let table = before.read::<toml::Table>().ok().flatten();
-    let (Some(number), Some(mut table)) = (number, table) else {
-        return;
-    };
-    let Some(toml::Value::Array(netkits)) = table.remove(NETKIT) else {
-        return;
-    };
-    for saved in netkits {
-        if let Ok(saved) = saved.try_into::<SavedNetkit>() {
-            let _ = entry_in(journal, number, saved.queue).write(&SavedNetkit { number, ..saved });
-        }
-    }
-    let _ = before.write(&table);
 }
 
 /// The name of the netkit that has a queue. One that is gone is forgotten, so that another one can be made.
@@ -230,28 +198,4 @@ pub(super) fn adopt(interface: &mut Interface, queue: u32) {
         interface.forget_map(queue);
     }
     drop_netkit(interface, queue);
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn netkits_of_the_version_before_get_entries_of_their_own_once() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let text = "interface = \"eth1\"\n\n[[lease]]\nfirst_queue = 2\n\n[[netkit]]\nqueue = 5\nmade_as = \"vaxk0\"\n\
-                    name = \"nk0\"\nifindex = 9\nits_queue = 1\n";
-        fs::write(dir.path().join("nic-7.toml"), text).expect("ours");
-        let journal = Journal::open(dir.path());
-        remove_strays(&journal, &|number| number == 7);
-        let saved: SavedNetkit = entry_in(&journal, 7, 5).read().expect("readable").expect("there");
-        assert_eq!((saved.number, saved.name.as_str(), saved.ifindex), (7, "nk0", 9));
-        let rest = fs::read_to_string(dir.path().join("nic-7.toml")).expect("readable");
-        assert!(
-            rest.contains("first_queue = 2") && !rest.contains("netkit"),
-            "{rest}"
-        );
-    }
 }
