@@ -8,44 +8,55 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use derive_more::Display;
 use rustix::system::uname;
 
 use self::Bind::{AddsQueues, NotRead, StopsCarrier, StopsQueue};
 use self::ZeroCopy::{Bad, Good, Missing, Untried};
 
 /// Whether zero-copy works.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub enum ZeroCopy {
     /// Known good.
+    #[display("good")]
     Good,
     /// The driver supports it; no thorough test is known. It is requested.
+    #[display("not tried")]
     Untried,
     /// Known bad: not requested.
+    #[display("bad")]
     Bad,
     /// The driver has none: not requested.
+    #[display("none")]
     Missing,
 }
 
 /// What happens to the link when a socket is bound in zero-copy, and when it is closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub enum Bind {
     /// That queue pair stops and starts; the carrier stays.
+    #[display("stops the queue")]
     StopsQueue,
     /// The queue pair stops and starts, and the carrier of the whole interface goes down and up.
+    #[display("stops the carrier")]
     StopsCarrier,
     /// Additional queues are opened; the carrier stays.
+    #[display("adds queues")]
     AddsQueues,
     /// Unknown: the sources were not read for that.
+    #[display("not read")]
     NotRead,
 }
 
 /// How far a NIC writes into the memory that it receives a frame into, in zero-copy mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub enum Window {
     /// Up to the buffer size that the driver is given (the chunk without headroom, `xsk_pool_get_rx_frame_size`,
     /// include/net/xdp_sock_drv.h), rounded down to a multiple of this, whatever the frame's length.
+    #[display("multiples of {_0}")]
     Multiples(u32),
     /// It is not known how far.
+    #[display("not known")]
     NotKnown,
 }
 
@@ -360,37 +371,6 @@ impl Line {
 
 fn yes(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
-}
-
-impl fmt::Display for ZeroCopy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Good => "good",
-            Untried => "not tried",
-            Bad => "bad",
-            Missing => "none",
-        })
-    }
-}
-
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Multiples(of) => write!(f, "multiples of {of}"),
-            Self::NotKnown => f.write_str("not known"),
-        }
-    }
-}
-
-impl fmt::Display for Bind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            StopsQueue => "stops the queue",
-            StopsCarrier => "stops the carrier",
-            AddsQueues => "adds queues",
-            NotRead => "not read",
-        })
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use derive_more::Display;
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use libbpf_rs::{Program, libbpf_sys};
 
@@ -43,24 +44,16 @@ pub struct ForeignProgram {
 }
 
 /// How an existing program is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub enum AttachedAs {
     /// In a mode that our program has, too.
     Mode(Mode),
     /// In the NIC itself.
+    #[display("hardware")]
     Hardware,
     /// Programs in several modes.
+    #[display("several")]
     Several,
-}
-
-impl fmt::Display for AttachedAs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mode(mode) => mode.fmt(f),
-            Self::Hardware => f.write_str("hardware"),
-            Self::Several => f.write_str("several"),
-        }
-    }
 }
 
 impl ForeignProgram {

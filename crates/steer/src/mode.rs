@@ -1,7 +1,6 @@
 //! The modes in which a program is attached.
 
-use std::fmt;
-
+use derive_more::Display;
 use libbpf_rs::libbpf_sys;
 use zerocopy::TryFromBytes;
 
@@ -23,14 +22,17 @@ pub enum ModeRequest {
 }
 
 /// The attachment in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes, Display)]
 #[repr(u32)]
 pub enum Mode {
     /// In the driver.
+    #[display("native")]
     Native = 1,
     /// Generic XDP, after the driver.
+    #[display("skb")]
     Skb,
     /// No XDP program is attached: programs at the interface's tc hooks do its work.
+    #[display("tap")]
     Tap,
 }
 
@@ -42,15 +44,5 @@ impl Mode {
             Self::Skb => libbpf_sys::XDP_FLAGS_SKB_MODE,
             Self::Tap => 0,
         }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Native => "native",
-            Self::Skb => "skb",
-            Self::Tap => "tap",
-        })
     }
 }

@@ -1,9 +1,9 @@
 //! The requested configuration of a socket, and its result.
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::units::{QueueId, RingSize};
+use derive_more::Display;
 
 /// The data path to request from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,24 +31,17 @@ pub enum AttachMode {
 }
 
 /// The data path in use, by `XDP_OPTIONS` and [`AttachMode`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum Mode {
     /// The device reads and writes the UMEM.
+    #[display("zero-copy")]
     ZeroCopy,
     /// The kernel copies, at the driver's XDP hook.
+    #[display("copy (native)")]
     NativeCopy,
     /// The kernel copies, from and to socket buffers.
+    #[display("copy (skb)")]
     SkbCopy,
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ZeroCopy => "zero-copy",
-            Self::NativeCopy => "copy (native)",
-            Self::SkbCopy => "copy (skb)",
-        })
-    }
 }
 
 /// Busy polling of a socket (`Documentation/networking/napi.rst`, "Busy polling"): system calls on it run the driver's

@@ -13,13 +13,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use derive_more::Display;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
@@ -67,24 +67,17 @@ pub struct MemoryPart<'a> {
 }
 
 /// The pages that back a piece of [`OwnMemory`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum Backing {
     /// Reserved huge pages of 2 MiB (`/proc/sys/vm/nr_hugepages`).
+    #[display("hugetlb 2 MiB pages")]
     Hugetlb,
     /// Transparent huge pages; the kernel confirmed that there is at least one (`ShmemPmdMapped` in smaps).
+    #[display("transparent huge pages")]
     Thp,
     /// Ordinary 4 KiB pages.
+    #[display("4 KiB pages")]
     Pages4K,
-}
-
-impl fmt::Display for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Hugetlb => "hugetlb 2 MiB pages",
-            Self::Thp => "transparent huge pages",
-            Self::Pages4K => "4 KiB pages",
-        })
-    }
 }
 
 /// Memory could not be allocated.

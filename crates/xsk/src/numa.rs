@@ -4,13 +4,13 @@
 //! kernel allocates for the thread, and so also to a socket's rings and the tables of its UMEM, which have no address
 //! in this process before they are allocated (`vmalloc_user`, mm/vmalloc.c; `alloc_pages`, mm/mempolicy.c).
 
-use std::fmt;
 use std::marker::PhantomData;
 
 use crate::sys;
+use derive_more::Display;
 
 /// Number of a NUMA node, as in /sys/devices/system/node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Display)]
 pub struct NumaNode(u16);
 
 impl NumaNode {
@@ -28,12 +28,6 @@ impl NumaNode {
     #[must_use]
     pub fn number(self) -> u16 {
         self.0
-    }
-}
-
-impl fmt::Display for NumaNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

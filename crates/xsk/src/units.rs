@@ -1,12 +1,12 @@
 //! Numbers that must not be confused: an offset in the UMEM, a ring's size, a queue's number.
 
-use std::fmt;
-
+use derive_more::Display;
 /// A byte offset into a [`Umem`](crate::Umem), the address form that every AF_XDP ring uses.
 ///
 /// Zero is the first byte of the registered memory. The upper 16 bits, which the kernel uses for a delta in
 /// unaligned mode (`XSK_UNALIGNED_BUF_OFFSET_SHIFT`, `include/uapi/linux/if_xdp.h`), never appear here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
+#[display("{_0:#x}")]
 #[repr(transparent)]
 pub struct UmemOffset(u64);
 
@@ -33,17 +33,11 @@ impl UmemOffset {
     }
 }
 
-impl fmt::Display for UmemOffset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
-}
-
 /// The number of entries of a ring: a power of two, from 1 to [`RingSize::MAX`].
 ///
 /// The kernel requires a power of two (`xsk_init_queue`, `net/xdp/xsk.c`); the upper bound keeps a typing
 /// error from allocating gigabytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub struct RingSize(u32);
 
 impl RingSize {
@@ -75,12 +69,6 @@ impl Default for RingSize {
     }
 }
 
-impl fmt::Display for RingSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// A number that is no ring size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ring size {0} is not a power of two from 1 to {max}", max = RingSize::MAX)]
@@ -99,14 +87,8 @@ impl TryFrom<u32> for RingSize {
 }
 
 /// The number of a queue of a network interface, counted from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub struct QueueId(pub u32);
-
-impl fmt::Display for QueueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
+use derive_more::Display;
 use model::state::{LaneStatus, PortStatus, Status, Traffic, WorkerDocument, WorkersDocument};
 
 use super::{or_dash, table};
@@ -18,27 +19,18 @@ pub struct Readings<'a> {
 }
 
 /// A cell of a table.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Display)]
 pub enum Cell {
     /// Text.
     Text(String),
     /// A number, shown with three digits and a unit prefix.
+    #[display("{}", short(*_0))]
     Number(f64),
     /// A count, shown in full.
     Count(u64),
     /// Nothing is known.
+    #[display("-")]
     Unknown,
-}
-
-impl fmt::Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Text(text) => f.write_str(text),
-            Self::Number(number) => f.write_str(&short(*number)),
-            Self::Count(count) => write!(f, "{count}"),
-            Self::Unknown => f.write_str("-"),
-        }
-    }
 }
 
 impl Cell {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use derive_more::Display;
 use steer::mac_text;
 use zerocopy::FromZeros;
 
@@ -10,11 +11,15 @@ use super::abi::{self, FlowSpec};
 use super::flow;
 
 /// Where a rule sends frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, Display,
+)]
 pub enum Target {
     /// To a queue.
+    #[display("queue {_0}")]
     Queue(u32),
     /// To the queues of an RSS context.
+    #[display("RSS context {_0}")]
     Context(u32),
 }
 
@@ -177,15 +182,6 @@ impl fmt::Display for Rule {
         match self.vlan {
             Some(vlan) => write!(f, "{space}VLAN {vlan}"),
             None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Queue(queue) => write!(f, "queue {queue}"),
-            Self::Context(context) => write!(f, "RSS context {context}"),
         }
     }
 }

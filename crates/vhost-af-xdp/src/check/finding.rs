@@ -3,17 +3,21 @@
 use std::fmt;
 
 use clap::ValueEnum;
+use derive_more::Display;
 use serde::Serialize;
 
 /// How bad it is. docs/cli.md has the same definitions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Display)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Severity {
     /// The daemon does not start, or a network or port gets no frames.
+    #[display("error")]
     Error,
     /// Guests are served, but lose some frames, or are slower than they could be.
+    #[display("warning")]
     Warning,
     /// Nothing to act on.
+    #[display("note")]
     Note,
 }
 
@@ -106,12 +110,7 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let severity = match self.severity {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-            Severity::Note => "note",
-        };
-        write!(f, "{severity}: {}: {}", self.subject, self.text)?;
+        write!(f, "{}: {}: {}", self.severity, self.subject, self.text)?;
         self.remedy.iter().try_for_each(|remedy| write!(f, ": {remedy}"))
     }
 }

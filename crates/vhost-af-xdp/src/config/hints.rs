@@ -1,21 +1,23 @@
 //! Which hints of the NIC are requested for frames.
 
-use std::fmt;
 use std::str::FromStr;
 
+use derive_more::Display;
 use steer::HintSet;
 use steward_protocol::HintRequest;
 
 /// `--hints`, and the key of that name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Display)]
 pub(crate) enum HintsConfig {
     /// Only what is indispensable: the VLAN tag, if the driver removes tags and reports them, and a port needs VLANs.
     /// Otherwise nothing, and its absence is not reported.
     #[default]
+    #[display("auto")]
     Auto,
     /// These.
     Only(HintSet),
     /// Those that another program leaves, in the layout that was configured (`--map-layout`).
+    #[display("what the program leaves")]
     OfProgram,
 }
 
@@ -80,16 +82,6 @@ impl FromStr for HintsConfig {
                 Ok(Self::Only(all.named().with(hint)))
             }
         })
-    }
-}
-
-impl fmt::Display for HintsConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Only(hints) => hints.fmt(f),
-            Self::OfProgram => f.write_str("what the program leaves"),
-        }
     }
 }
 

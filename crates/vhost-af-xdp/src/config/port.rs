@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use derive_more::Display;
 use device::features::OnRequest;
 use device::offloads::Offloads;
 use model::config::{FileKinds, MemberOptions, Placement, Port, Segments};
@@ -18,13 +19,16 @@ use dataplane::policy::guard::{Guard, SourceGuard};
 use model::rates::PortRates;
 
 /// How a port and its VMM connect.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Display)]
 pub(crate) enum Endpoint {
     /// The daemon listens at this path.
+    #[display("{}", _0.display())]
     Server(PathBuf),
     /// The VMM listens at this path; the daemon connects, and again after a disconnect.
+    #[display("{} (client)", _0.display())]
     Client(PathBuf),
     /// An inherited descriptor: a listener or a connected socket.
+    #[display("fd {_0}")]
     Fd(i32),
 }
 
@@ -34,16 +38,6 @@ impl Endpoint {
         match self {
             Self::Server(path) | Self::Client(path) => Some(path),
             Self::Fd(_) => None,
-        }
-    }
-}
-
-impl std::fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Server(path) => write!(f, "{}", path.display()),
-            Self::Client(path) => write!(f, "{} (client)", path.display()),
-            Self::Fd(fd) => write!(f, "fd {fd}"),
         }
     }
 }

@@ -1,39 +1,30 @@
 //! The data path of a queue pair, and why it is not a better one. The log, `status` and its JSON all use the texts that
 //! are defined here.
 
-use std::fmt;
-
 use common::binding::NoZeroCopy;
 use common::drivers::NOT_POLLED;
+use derive_more::Display;
 use host::links::DriverSends;
 
 use crate::config::Placement;
 
 /// The data path that is really in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub(crate) enum DataPath {
     /// To another port of this process.
+    #[display("cable")]
     Cable,
     /// To a network of this process.
+    #[display("network")]
     Network,
     /// To the host, by a tap device.
+    #[display("tap")]
     Tap,
     /// Frames are made and dropped in this process.
+    #[display("null")]
     Null,
     /// An AF_XDP socket.
     Socket(xsk::Mode),
-}
-
-impl fmt::Display for DataPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cable => f.write_str("cable"),
-            Self::Network => f.write_str("network"),
-            Self::Tap => f.write_str("tap"),
-            Self::Null => f.write_str("null"),
-            Self::Socket(mode) => mode.fmt(f),
-        }
-    }
 }
 
 /// Why a data path is not a better one.
@@ -84,13 +75,16 @@ pub(crate) enum Fallback {
 }
 
 /// Which side completes the checksums of frames from the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub(crate) enum Checksums {
     /// The daemon, in the frame's own chunk.
+    #[display("daemon")]
     Daemon,
     /// The kernel, by TX metadata: it passes the request on to the interface, or sums where that cannot (copy modes).
+    #[display("kernel (TX metadata)")]
     Kernel,
     /// The NIC, by TX metadata.
+    #[display("NIC (TX metadata)")]
     Nic,
 }
 
@@ -109,16 +103,6 @@ impl Checksums {
             (true, false) => Self::Kernel,
             (true, true) => Self::Nic,
         }
-    }
-}
-
-impl fmt::Display for Checksums {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Daemon => "daemon",
-            Self::Kernel => "kernel (TX metadata)",
-            Self::Nic => "NIC (TX metadata)",
-        })
     }
 }
 

@@ -4,40 +4,33 @@
 //! and those that serve the operator. While a thread holds the lock it may wait for the kernel, the steward or the VMM.
 //! Only threads with later tickets of the same port wait for it.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 
 use common::lock::Locked;
+use derive_more::Display;
 
 /// Why a thread takes the lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub(crate) enum Task {
     /// A VMM connected.
+    #[display("a VMM that connected")]
     Connect,
     /// The VMM sent a request, or an earlier one continues: memory is registered.
+    #[display("a request of its VMM")]
     Request,
     /// The connection ended.
+    #[display("the end of its session")]
     Disconnect,
     /// The interface may have changed.
+    #[display("a check of its interface")]
     Link,
     /// The operator changes the configuration.
+    #[display("a change of its configuration")]
     Change,
     /// The daemon or the port ends.
+    #[display("its end")]
     End,
-}
-
-impl fmt::Display for Task {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Connect => "a VMM that connected",
-            Self::Request => "a request of its VMM",
-            Self::Disconnect => "the end of its session",
-            Self::Link => "a check of its interface",
-            Self::Change => "a change of its configuration",
-            Self::End => "its end",
-        })
-    }
 }
 
 /// Must be used: later tickets wait for it.
