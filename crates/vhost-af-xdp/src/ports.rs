@@ -134,7 +134,7 @@ impl Ports {
             changed.map_err(|error| {
                 // Restores the earlier hints; an error of the steward shows later.
                 let _ = port.set_hints(hints);
-                refused(&error)
+                refused(error.as_ref())
             })?;
         }
         port.set_rules(config);
@@ -233,7 +233,7 @@ impl Ports {
                 network.with_context(|| format!("port {}: there is no network {name}", port.name))?;
             let end = network
                 .join(port, mac_of(port))
-                .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(&error)))?;
+                .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(error.as_ref())))?;
             return Ok(AttachedTo::Network(end));
         }
         let cable = port.nic.cable().map(|name| {
@@ -250,7 +250,8 @@ impl Ports {
     fn open_network(&self, network: &NetworkConfig) -> anyhow::Result<()> {
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
         let opened = Network::open(network.clone(), interfaces, workers);
-        let opened = opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(&error)))?;
+        let opened =
+            opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(error.as_ref())))?;
         self.networks.locked().push(opened);
         Ok(())
     }

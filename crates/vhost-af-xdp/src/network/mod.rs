@@ -19,12 +19,12 @@ mod unsent;
 mod uplink;
 
 use std::collections::HashSet;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
+use anyhow::{Context, ensure};
 use device::counters::PairCounters;
 use packet::ethernet::Mac;
 use program::backoff::Retry;
@@ -56,19 +56,6 @@ use program::log_limit::LogLimit;
 
 /// MTU of a network without an uplink, bytes.
 const MTU: u32 = 1500;
-
-/// Why a network cannot be opened, or a port cannot be in it.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NetworkError {
-    #[error("mac {mac} is another port's of network {network} in the same VLAN: give each its own")]
-    Address { mac: String, network: String },
-    #[error(transparent)]
-    Uplink(#[from] InterfaceError),
-    #[error("no descriptor left")]
-    Descriptor(#[source] io::Error),
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
-}
 
 /// The link state and MTU of a network's uplink, for its guests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -231,22 +218,21 @@ impl NetworkEnd {
 
 impl Network {
     /// Opens the uplink, queues and all.
-    /// Errors: [`NetworkError`]; its message names the remedy.
+    /// Errors: why it cannot be opened, with the remedy.
     pub(crate) fn open(
         config: NetworkConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-    ) -> Result<Arc<Self>, NetworkError> {
+    ) -> anyhow::Result<Arc<Self>> {
         let network = Self {
             owner: format!("network {}", config.name).into(),
             name: config.name,
             interfaces,
             workers,
             group_counters: Arc::default(),
-            wakers: Wakers::new().map_err(NetworkError::Descriptor)?,
+            wakers: Wakers::new().context("no descriptor left")?,
             news: Arc::new(
-                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                    .map_err(|error| NetworkError::Descriptor(error.into()))?,
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("no descriptor left")?,
             ),
             state: Mutex::default(),
             seen: Mutex::default(),
@@ -280,12 +266,12 @@ impl Network {
 
     /// Adds a port.
     /// Errors: another port has its address, or the uplink's steward does not accept it.
-    pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
+    pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> anyhow::Result<NetworkEnd> {
         let mut port = fdb_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, None)?;
         if port.learned.is_some() && !state.learns {
-            self.watch_learning().map_err(NetworkError::Thread)?;
+            self.watch_learning().context("cannot start a thread")?;
             state.learns = true;
         }
         let at = state.free_number();
@@ -309,7 +295,7 @@ impl Network {
 
     /// Changes the VLANs and options of a port; its lanes keep running.
     /// Errors: another port has its address there, or the uplink's steward does not accept it. Nothing changes then.
-    pub(crate) fn change(&self, number: PortNumber, port: &PortConfig, mac: Mac) -> Result<(), NetworkError> {
+    pub(crate) fn change(&self, number: PortNumber, port: &PortConfig, mac: Mac) -> anyhow::Result<()> {
         let mut port = fdb_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, Some(number))?;
@@ -341,24 +327,19 @@ impl Network {
     }
 
     /// Errors: another port has one of these keys.
-    fn check_address(
-        &self,
-        state: &State,
-        port: &FdbPort,
-        number: Option<PortNumber>,
-    ) -> Result<(), NetworkError> {
+    fn check_address(&self, state: &State, port: &FdbPort, number: Option<PortNumber>) -> anyhow::Result<()> {
         let others = (0..).map(PortNumber).zip(&state.ports);
         let mut others = others.filter(|(other, _)| Some(*other) != number);
         let is_taken = |(_, other): (_, &Option<FdbPort>)| {
             (other.as_ref()).is_some_and(|other| other.mac == port.mac && other.vlans.overlap(&port.vlans))
         };
-        match others.any(is_taken) {
-            false => Ok(()),
-            true => Err(NetworkError::Address {
-                mac: mac_text(port.mac),
-                network: self.name.clone(),
-            }),
-        }
+        ensure!(
+            !others.any(is_taken),
+            "mac {} is another port's of network {} in the same VLAN: give each its own",
+            mac_text(port.mac),
+            self.name
+        );
+        Ok(())
     }
 
     /// Removes a port. Its number stays in use as long as a clone of its [`NetworkEnd`] exists.

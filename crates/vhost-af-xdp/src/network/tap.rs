@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyhow::Context;
 use device::counters::PairCounters;
 use steer::TapTo;
 use xsk::NumaNode;
@@ -24,10 +25,7 @@ impl Network {
         counters: Arc<PairCounters>,
     ) -> Result<LaneAt, InterfaceError> {
         let lane = TapLane::new(tap, segments_udp, counters);
-        let lane = lane.map_err(|source| InterfaceError::Tap {
-            name: name.to_owned(),
-            source: source.into(),
-        })?;
+        let lane = lane.with_context(|| format!("{name} cannot be served"))?;
         let network = Arc::clone(&self.owner);
         let lane = NewLane {
             lane: Box::new(lane),

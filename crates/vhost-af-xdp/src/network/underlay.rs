@@ -15,6 +15,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use anyhow::anyhow;
 use device::counters::PairCounters;
 use program::backoff::{Backoff, Retry};
 use steer::{Station, mac_text, with_sources};
@@ -224,10 +225,7 @@ impl Network {
         // Queues of an underlay are never of a foreign program.
         let sockets = sockets.ok_or(InterfaceError::InUse)?;
         let follower = Follower::begin(sockets, &name, &interface.link, config.drops_unknown);
-        let follower = follower.map_err(|why| InterfaceError::Tables {
-            name: name.clone(),
-            why,
-        })?;
+        let follower = follower.map_err(|why| anyhow!("cannot read where {name} sends frames: {why}"))?;
         state.underlay.follower = Some(follower);
         send_vtep_changes(&mut state.underlay)?;
         if config.drops_unknown {

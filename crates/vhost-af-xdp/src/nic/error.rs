@@ -1,8 +1,6 @@
 //! Why an interface, or one of its queues, cannot be used.
 
-use std::io;
-use std::time::Duration;
-
+use anyhow::anyhow;
 use common::binding::{L2_BYTES, NoZeroCopy};
 use host::links::LinkError;
 use steward_client::LeaseError;
@@ -25,24 +23,15 @@ pub(crate) enum InterfaceError {
     /// The daemon's own helper refuses a request.
     #[error("{0}")]
     Refused(Refusal),
-    /// The daemon's own helper does not answer as a steward does.
+    #[error("the daemon's helper is gone, and the daemon ends with it")]
+    HelperGone,
+    /// Anything that no caller tells apart.
     #[error(transparent)]
-    Helper(#[from] HelperError),
-    /// A descriptor or XDP program of another program cannot be used.
-    #[error(transparent)]
-    External(#[from] anyhow::Error),
+    Other(#[from] anyhow::Error),
     #[error(transparent)]
     Chunks(#[from] ChunksError),
     #[error(transparent)]
     Umem(#[from] UmemError),
-    #[error("{name} cannot be served")]
-    Tap {
-        name: String,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    #[error("cannot read where {name} sends frames: {why}")]
-    Tables { name: String, why: String },
     /// A lane has the queue.
     #[error("the queue's socket is in use")]
     InUse,
@@ -77,32 +66,26 @@ impl From<LeaseError> for InterfaceError {
     }
 }
 
-/// How the daemon's own helper failed: without a steward, no message names one.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum HelperError {
-    #[error("the daemon's helper has not answered for {} s: if that goes on, restart the daemon", .0.as_secs())]
-    Silent(Duration),
-    #[error("the daemon's helper is gone, and the daemon ends with it")]
-    Gone,
-    #[error("the daemon's helper answers without the expected descriptors: is LimitNOFILE too low?")]
-    Mismatch,
-    #[error("cannot ask the daemon's helper")]
-    Io(#[source] io::Error),
-}
-
 impl InterfaceError {
-    /// The error of a lease from the daemon's own helper.
+    /// The error of a lease from the daemon's own helper: without a steward, no message names one.
     pub(crate) fn of_helper(error: LeaseError) -> Self {
         match error {
             LeaseError::Refused(refusal) => Self::Refused(refusal),
-            LeaseError::Silent(limit) => HelperError::Silent(limit).into(),
-            LeaseError::Protocol(_) | LeaseError::Mismatch => HelperError::Mismatch.into(),
-            LeaseError::Io(source) => HelperError::Io(source).into(),
+            LeaseError::Silent(limit) => Self::Other(anyhow!(
+                "the daemon's helper has not answered for {} s: if that goes on, restart the daemon",
+                limit.as_secs()
+            )),
+            LeaseError::Protocol(_) | LeaseError::Mismatch => Self::Other(anyhow!(
+                "the daemon's helper answers without the expected descriptors: is LimitNOFILE too low?"
+            )),
+            LeaseError::Io(source) => {
+                Self::Other(anyhow::Error::new(source).context("cannot ask the daemon's helper"))
+            }
             LeaseError::Connect { .. }
             | LeaseError::Away { .. }
             | LeaseError::Gone
             | LeaseError::Unanswered
-            | LeaseError::Ending => HelperError::Gone.into(),
+            | LeaseError::Ending => Self::HelperGone,
             error @ (LeaseError::Failed { .. } | LeaseError::Open(_)) => error.into(),
         }
     }
@@ -132,7 +115,7 @@ impl InterfaceError {
                 refusal.reason == Reason::NoInterface
             }
             Self::Lease(LeaseError::Connect { .. } | LeaseError::Unanswered)
-            | Self::Helper(HelperError::Gone)
+            | Self::HelperGone
             | Self::Link(LinkError::Unknown(_)) => true,
             _ => self.is_away(),
         }
@@ -146,6 +129,9 @@ impl InterfaceError {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -277,7 +277,7 @@ impl External {
                 sockets.remove(&config.queue.0);
                 Ok(unbound)
             }
-            Err(OpenError::InUse) => Err(InterfaceError::External(anyhow!(
+            Err(OpenError::InUse) => Err(InterfaceError::Other(anyhow!(
                 "sock-fds {fd}: the socket has memory or a queue already: pass one that was opened, given an RX ring and \
                  put into the map, and nothing else"
             ))),

@@ -364,7 +364,7 @@ impl InterfaceQueue {
         };
         if frame_limit > chunk && !open.nic.nic.socket().multi_buffer() {
             let (name, mtu) = (interface.link.name.clone(), interface.mtu());
-            return Err(InterfaceError::External(anyhow!(
+            return Err(InterfaceError::Other(anyhow!(
                 "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a \
                  smaller one: restart the daemon"
             )));

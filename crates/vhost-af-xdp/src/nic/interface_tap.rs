@@ -3,6 +3,7 @@
 //! The queues only send then ([`super::interface_queue`]). The program that moves a port's frames to the tap uses the
 //! configuration of the port's first queue: while that queue is not lent, the frames go to the host.
 
+use anyhow::Context;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use steer::Mode;
@@ -100,9 +101,8 @@ impl Interface {
         };
         let set = tap.set_offloads(offloads, open.segments_udp);
         let tap = set.and_then(|()| tap.again());
-        tap.map(Some).map_err(|source| InterfaceError::Tap {
-            name: open.name.clone(),
-            source: source.into(),
-        })
+        Ok(Some(
+            tap.with_context(|| format!("{} cannot be served", open.name))?,
+        ))
     }
 }

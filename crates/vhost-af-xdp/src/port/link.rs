@@ -281,7 +281,7 @@ impl Port {
             return false;
         };
         let followed = session.follow_mtu(&self.context(&attachment));
-        let failed = followed.as_ref().err().map(|error| with_sources(error));
+        let failed = followed.as_ref().err().map(|error| with_sources(error.as_ref()));
         if let Some(reason) = session.take_shortage().or(failed) {
             self.impair(state, reason);
         }
@@ -304,7 +304,7 @@ impl Port {
             let started = session.start_all(&self.context(&attachment));
             reason = session
                 .take_shortage()
-                .or_else(|| started.err().map(|error| with_sources(&error)));
+                .or_else(|| started.err().map(|error| with_sources(error.as_ref())));
         }
         match reason {
             Some(reason) => self.impair(state, reason),

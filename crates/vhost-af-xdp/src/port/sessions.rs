@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use anyhow::{Context, bail, ensure};
 use device::config_space::ConfigSpace;
 use device::pair::Fault;
 use program::peer;
@@ -12,7 +13,7 @@ use steer::with_sources;
 
 use super::attachment::NULL_MTU;
 use super::reasons::{Closed, Ended, Impaired};
-use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
+use super::session::{FaultCell, PortContext, Reached, Session, VmmConnection, WrongMtu};
 use super::ticket_lock::Task;
 use super::{LinkConfig, Port, PortState};
 use crate::config::NicConfig;
@@ -21,6 +22,9 @@ use common::lock::Locked;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;
+
+/// The error of a request without a session.
+const CLOSED: &str = "the connection is closed already";
 
 /// What the end of a session leaves to do.
 pub(super) struct SessionEnd {
@@ -149,20 +153,20 @@ impl Port {
     }
 
     /// Runs `act` on the session with what it needs of the port.
-    /// Errors: what `act` returns; kept for the closing message. [`SessionError::Closed`] without session.
+    /// Errors: what `act` returns; kept for the closing message; or there is no session.
     pub(crate) fn with_session<R: Send + 'static>(
         self: &Arc<Self>,
-        act: impl FnOnce(&mut Session, &PortContext<'_>) -> Result<R, SessionError> + Send + 'static,
-    ) -> Result<R, SessionError> {
+        act: impl FnOnce(&mut Session, &PortContext<'_>) -> anyhow::Result<R> + Send + 'static,
+    ) -> anyhow::Result<R> {
         let done = self.ask(Task::Request, move |port, state| port.act(state, act));
-        done.unwrap_or(Err(SessionError::Closed))
+        done.unwrap_or_else(|| bail!(CLOSED))
     }
 
     fn act<R>(
         &self,
         state: &mut PortState,
-        act: impl FnOnce(&mut Session, &PortContext<'_>) -> Result<R, SessionError>,
-    ) -> Result<R, SessionError> {
+        act: impl FnOnce(&mut Session, &PortContext<'_>) -> anyhow::Result<R>,
+    ) -> anyhow::Result<R> {
         // Queues that cannot be opened while the steward is away are opened when it is back; see `look`.
         let away = state
             .interface
@@ -175,7 +179,7 @@ impl Port {
             opens: !away && unfit.is_none(),
             ..self.context(&attachment)
         };
-        let session = state.session.as_mut().ok_or(SessionError::Closed)?;
+        let session = state.session.as_mut().context(CLOSED)?;
         let result = act(session, &context).and_then(|done| session.settle(&context).map(|()| done));
         if session.lacks_lanes() {
             let unfit = unfit.map(|error| Impaired::Queues(with_sources(&error)));
@@ -188,7 +192,7 @@ impl Port {
             self.looks.retry();
         }
         if let Err(error) = &result {
-            state.refusal = Some(with_sources(error));
+            state.refusal = Some(with_sources(error.as_ref()));
         }
         result
     }
@@ -213,11 +217,12 @@ impl Port {
     }
 
     /// VHOST_USER_NET_SET_MTU: checks the guest's MTU, in bytes.
-    pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> Result<(), SessionError> {
+    pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> anyhow::Result<()> {
         let limit = self.config_space().mtu;
-        if (SMALLEST_MTU..=limit.into()).contains(&mtu) {
-            return Ok(());
-        }
-        Err(SessionError::Mtu { mtu, limit })
+        ensure!(
+            (SMALLEST_MTU..=limit.into()).contains(&mtu),
+            WrongMtu { mtu, limit }
+        );
+        Ok(())
     }
 }

@@ -11,46 +11,26 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+
+use anyhow::bail;
 
 /// Most descriptors of a message, and so most regions of a memory table.
 pub(super) const MAX_FILES: usize = 32;
 
-/// A file that is rejected.
-#[derive(Debug)]
-pub(crate) struct NotMemory {
-    path: Option<PathBuf>,
-    filesystem: Option<String>,
-}
-
-impl std::error::Error for NotMemory {}
-
-impl std::fmt::Display for NotMemory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.path {
-            // The VMM chose the name: escaped.
-            Some(path) => write!(f, "{path:?}")?,
-            None => f.write_str("the memory descriptor")?,
-        }
-        if let Some(filesystem) = &self.filesystem {
-            write!(f, " on {filesystem}")?;
-        }
-        f.write_str(
-            " is not a shared memory file: memfd and files of tmpfs and hugetlbfs are, others may never answer; \
-             let the VMM use one (QEMU: memory-backend-memfd,share=on), or accept any (memory-files=any)",
-        )
-    }
-}
-
 /// Checks that `file` is memory for which no server has to answer.
-pub(crate) fn check(file: impl AsFd) -> Result<(), NotMemory> {
-    match rustix::fs::fcntl_get_seals(&file) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(NotMemory {
-            path: fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())).ok(),
-            filesystem: filesystem(file.as_fd()).ok().flatten(),
-        }),
+pub(crate) fn check(file: impl AsFd) -> anyhow::Result<()> {
+    if rustix::fs::fcntl_get_seals(&file).is_ok() {
+        return Ok(());
     }
+    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()));
+    // The VMM chose the name: escaped.
+    let name = path.map_or_else(|_| "the memory descriptor".to_owned(), |path| format!("{path:?}"));
+    let filesystem = filesystem(file.as_fd()).ok().flatten();
+    let on = filesystem.map_or_else(String::new, |filesystem| format!(" on {filesystem}"));
+    bail!(
+        "{name}{on} is not a shared memory file: memfd and files of tmpfs and hugetlbfs are, others may never answer; let \
+         the VMM use one (QEMU: memory-backend-memfd,share=on), or accept any (memory-files=any)"
+    )
 }
 
 /// Type of the file system, if this process sees it mounted. Asks no server.

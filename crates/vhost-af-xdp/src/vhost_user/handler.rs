@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, bail};
 use steer::with_sources;
 
 use super::connection::Connection;
@@ -13,7 +13,7 @@ use super::message::{Feature, Message, ReceiveError, Reply, Request, send_config
 use crate::config::FileKinds;
 use crate::port::features;
 use crate::port::reasons::Closed;
-use crate::port::session::{Session, SessionError};
+use crate::port::session::{Session, WrongMtu};
 
 impl Connection {
     /// Waits for a message, handles it, and answers it.
@@ -25,7 +25,7 @@ impl Connection {
             Err(ReceiveError::Protocol(error)) => return Err(protocol(error.as_ref())),
             Err(ReceiveError::Message(error)) => return Err(Closed::Refused(error.to_string())),
         };
-        let decoded = request.decode(self.protocol).map_err(SessionError::from);
+        let decoded = request.decode(self.protocol);
         match decoded.and_then(|message| self.handle(message)) {
             Ok(reply) => match request.answer(stream, Some(reply), self.protocol) {
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Closed::Disconnected),
@@ -35,18 +35,18 @@ impl Connection {
                 // The VMM may have disconnected.
                 let _ = request.answer(stream, None, self.protocol);
                 // The VMM asks whether this MTU is possible, and gets the answer; it decides what to do then.
-                if matches!(error, SessionError::Mtu { .. }) {
+                if error.is::<WrongMtu>() {
                     self.port.warn(&error.to_string());
                     return Ok(());
                 }
-                Err(Closed::Refused(with_sources(&error)))
+                Err(Closed::Refused(with_sources(error.as_ref())))
             }
         }
     }
 
     /// Handles a message; returns the payload of the answer, if it has one.
     /// Errors: why it is rejected.
-    pub(crate) fn handle(&mut self, message: Message) -> Result<Reply, SessionError> {
+    pub(crate) fn handle(&mut self, message: Message) -> anyhow::Result<Reply> {
         let port = &self.port;
         let act = |act: fn(&mut Session)| {
             port.with_session(move |session, _| {
@@ -135,17 +135,17 @@ impl Connection {
             }
             // There is no IOTLB: the device would access wrong addresses.
             Message::Iotlb => {
-                return Err(SessionError::Other(anyhow!(
+                bail!(
                     "IOTLB_MSG: the VMM has an IOMMU in front of this device, and there is no IOTLB here: leave the IOMMU \
                      device out, or iommu_platform=on (QEMU) of this device, or leave access-platform out of what is \
                      offered (offer)"
-                )));
+                );
             }
             Message::GetConfig { offset, len, flags } => {
                 let bytes = port.config_space().read(offset, len).or_else(|error| {
                     // Recorded for the closing message; the session continues.
                     let _ = port.with_session(move |_, _| Err::<(), _>(error.into()));
-                    Ok::<_, SessionError>(Vec::new())
+                    anyhow::Ok(Vec::new())
                 })?;
                 return Ok(Reply::config(offset, flags, &bytes));
             }
@@ -189,7 +189,7 @@ impl Connection {
         if self.port.config.memory.files == FileKinds::Any {
             return Ok(());
         }
-        Ok(files.into_iter().map(AsFd::as_fd).try_for_each(files::check)?)
+        files.into_iter().map(AsFd::as_fd).try_for_each(files::check)
     }
 
     /// Takes over an eventfd of a vring. Checked, and closed if it is rejected, by this thread: see files.rs.

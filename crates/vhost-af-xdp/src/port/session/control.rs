@@ -14,7 +14,7 @@ use device::net_device::NetDevice;
 use device::offloads::Offloads;
 
 use super::pairs::report;
-use super::{PortContext, Session, SessionError};
+use super::{PortContext, Session};
 use crate::port::lanes::LaneError;
 
 impl AsMut<NetDevice> for Session {
@@ -31,7 +31,7 @@ impl Session {
     }
 
     /// A duplicate of a vring's kick eventfd, if it is the control queue's vring.
-    pub(crate) fn control_kick(&self, index: u32) -> Result<Option<OwnedFd>, SessionError> {
+    pub(crate) fn control_kick(&self, index: u32) -> anyhow::Result<Option<OwnedFd>> {
         if !self.device.is_control(index) {
             return Ok(None);
         }
@@ -46,7 +46,7 @@ impl Session {
 
     /// Starts the control queue, if there is one to start.
     /// Errors: a fault of the VMM or its guest.
-    pub(super) fn start_control(&mut self) -> Result<(), SessionError> {
+    pub(super) fn start_control(&mut self) -> anyhow::Result<()> {
         let index = self.device.control_index();
         let ready = self.control.is_none()
             && self.device.is_control(index)
@@ -70,7 +70,7 @@ impl Session {
 
     /// Serves a command of the control queue, if one is there; returns whether there may be more.
     /// Errors: why a lane cannot be rebuilt for the change.
-    pub(crate) fn serve_control(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
+    pub(crate) fn serve_control(&mut self, context: &PortContext<'_>) -> anyhow::Result<bool> {
         let vring = self.device.vring(self.device.control_index());
         let enabled = vring.is_ok_and(|vring| vring.enabled);
         let Some(mut queue) = self.control.take_if(|_| enabled) else {
@@ -100,12 +100,7 @@ impl Session {
     }
 
     /// Applies the changes of a command to lanes.
-    fn follow(
-        &mut self,
-        change: Change,
-        before: Offloads,
-        context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    fn follow(&mut self, change: Change, before: Offloads, context: &PortContext<'_>) -> anyhow::Result<()> {
         match change {
             Change::Offloads if self.device.negotiated().offloads != before => self.rebuild_lanes(context),
             Change::Steering => {

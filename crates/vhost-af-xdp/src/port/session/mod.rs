@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, bail};
 use virtqueue::{DirtyLog, FileRange, InflightFile, InflightRegion, InflightShape, RingAddresses};
 
 use crate::config::{Placement, PortConfig};
@@ -37,37 +37,23 @@ use crate::supervision::sigbus::{Watch, Watched};
 use dataplane::lane::{Lane, Siblings};
 use dataplane::nic::hints::XdpMetadata;
 use dataplane::worker::workers::{LaneAt, Workers};
-use device::config_space::ConfigError;
 use device::control::ControlQueue;
 use device::counters::PairCounters;
 use device::features::F_VERSION_1;
-use device::net_device::{DeviceError, NetDevice};
+use device::net_device::NetDevice;
 use device::pair::{Direction, Fault};
-use device::vring::VringError;
 use program::log_limit::LogLimit;
 use program::peer;
 
-/// Why a request of the VMM was refused.
+/// The VMM asks for an MTU that is not possible.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SessionError {
-    #[error(transparent)]
-    Vring(#[from] VringError),
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error(transparent)]
-    Lane(#[from] LaneError),
-    /// Anything that no caller distinguishes.
-    #[error(transparent)]
-    Other(#[from] anyhow::Error),
-    #[error(
-        "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's \
-         MTU (ip link set mtu) or lower the device's (QEMU: host_mtu)"
-    )]
-    Mtu { mtu: u64, limit: u16 },
-    #[error("the connection is closed already")]
-    Closed,
+#[error(
+    "the VMM tells the guest an MTU of {mtu} bytes, but the interface carries 68 to {limit}: raise the interface's MTU (ip \
+     link set mtu) or lower the device's (QEMU: host_mtu)"
+)]
+pub(crate) struct WrongMtu {
+    pub(crate) mtu: u64,
+    pub(crate) limit: u16,
 }
 
 /// The parts of its port that a session uses.
@@ -209,23 +195,19 @@ impl Session {
         self.memory.is_truncated()
     }
 
-    pub(crate) fn set_features(
-        &mut self,
-        features: u64,
-        context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    pub(crate) fn set_features(&mut self, features: u64, context: &PortContext<'_>) -> anyhow::Result<()> {
         let unknown = features & !(self.device.offered() | features::TRANSPORT);
         if unknown != 0 {
-            return Err(SessionError::Other(anyhow!(
+            bail!(
                 "features {unknown:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start \
                  the daemon with the options that it had then, or restart the guest"
-            )));
+            );
         }
         if context.placement == Placement::Direct && features & F_VERSION_1 == 0 {
-            return Err(SessionError::Other(anyhow!(
+            bail!(
                 "memory=direct needs a VIRTIO 1.0 driver (VIRTIO_F_VERSION_1): use memory=send-direct or copy for this \
                  guest"
-            )));
+            );
         }
         self.reached.took = true;
         let changed = self.features ^ features;
@@ -252,7 +234,7 @@ impl Session {
         range: FileRange,
         file: &OwnedFd,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         self.memory.check_log(range.bytes)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files()).context("SET_LOG_BASE")?;
         // Kept until no lane has it: if the VMM has closed it, its last user frees all its pages; not a worker's job.
@@ -264,20 +246,20 @@ impl Session {
     }
 
     /// GET_INFLIGHT_FD: a region for these queues.
-    pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<InflightFile, SessionError> {
+    pub(crate) fn make_inflight(&self, queues: InflightQueues) -> anyhow::Result<InflightFile> {
         let InflightQueues { queues, size } = queues;
         let cannot =
             || format!("GET_INFLIGHT_FD: cannot make a region for {queues} queues of {size} entries");
         // One more, for a control queue; more would only waste memory.
         if usize::from(queues) > 2 * self.device.pairs() + 1 {
-            return Err(SessionError::Other(anyhow!(cannot())));
+            bail!(cannot());
         }
         let shape = InflightShape {
             queues,
             entries: size,
             packed: self.device.has_packed_rings(),
         };
-        Ok(InflightRegion::create(shape).with_context(cannot)?)
+        InflightRegion::create(shape).with_context(cannot)
     }
 
     /// SET_INFLIGHT_FD: the region where rings that are started from now on record outstanding chains, and where a
@@ -288,7 +270,7 @@ impl Session {
         queues: InflightQueues,
         file: &OwnedFd,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         // Further queues are the VMM's own.
         let ours = u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX);
         let shape = InflightShape {
@@ -335,7 +317,7 @@ impl Session {
     }
 
     /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends GET_VRING_BASE only after this.
-    pub(crate) fn set_status(&mut self, status: u64, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(crate) fn set_status(&mut self, status: u64, context: &PortContext<'_>) -> anyhow::Result<()> {
         if status == 0 {
             self.stop_control();
             self.stop_all(context.workers);
@@ -403,7 +385,7 @@ impl Session {
         &mut self,
         index: u32,
         context: &PortContext<'_>,
-    ) -> Result<&mut NetDevice, SessionError> {
+    ) -> anyhow::Result<&mut NetDevice> {
         if self.device.vring(index)?.started {
             match self.pair_of(index) {
                 Some(pair) => self.stop_pair(pair, context.workers),
@@ -415,7 +397,7 @@ impl Session {
 
     /// GET_VRING_BASE: stops the vring; returns its position. Its partner continues, if the driver may reset single
     /// vrings.
-    pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<u32, SessionError> {
+    pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> anyhow::Result<u32> {
         let started = self.device.vring(index).is_ok_and(|vring| vring.started);
         let Some(pair) = self.pair_of(index).filter(|_| started) else {
             if self.device.is_control(index) {
@@ -434,7 +416,7 @@ impl Session {
         index: u32,
         addresses: RingAddresses,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         // VMMs repeat it for a running vring to switch dirty logging on or off, which SET_FEATURES has done already.
         if self.device.vring(index)?.addresses == Some(addresses) {
             return Ok(());
@@ -452,7 +434,7 @@ impl Session {
         index: u32,
         kick: Option<OwnedFd>,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         self.device.vring(index)?;
         let pair = self.pair_of(index);
         let held = match pair {
@@ -477,7 +459,7 @@ impl Session {
         index: u32,
         call: Option<OwnedFd>,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         let duplicate = call
             .as_ref()
             .map(OwnedFd::try_clone)
@@ -505,7 +487,7 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn set_vring_err(&mut self, index: u32, err: Option<OwnedFd>) -> Result<(), SessionError> {
+    pub(crate) fn set_vring_err(&mut self, index: u32, err: Option<OwnedFd>) -> anyhow::Result<()> {
         Ok(self.device.set_err(index, err)?)
     }
 
@@ -514,13 +496,13 @@ impl Session {
         index: u32,
         enabled: bool,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         self.device.set_enabled(index, enabled)?;
         self.follow_enabled(index, context)
     }
 
     /// Applies the new state of a vring that was switched on or off to its lane.
-    fn follow_enabled(&mut self, index: u32, context: &PortContext<'_>) -> Result<(), SessionError> {
+    fn follow_enabled(&mut self, index: u32, context: &PortContext<'_>) -> anyhow::Result<()> {
         let Some(pair) = self.pair_of(index) else {
             return Ok(());
         };

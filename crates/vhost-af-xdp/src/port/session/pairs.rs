@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use virtqueue::Region;
 
-use super::{ActiveLane, FaultCell, PortContext, Session, SessionError};
+use super::{ActiveLane, FaultCell, PortContext, Session};
 use crate::config::Placement;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::lane_facts::LaneFacts;
@@ -40,16 +40,12 @@ impl Session {
         &mut self,
         regions: Vec<Region>,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         self.around_lanes(context, |memory| memory.replace(regions))
     }
 
     /// ADD_MEM_REG.
-    pub(crate) fn add_memory(
-        &mut self,
-        region: Region,
-        context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    pub(crate) fn add_memory(&mut self, region: Region, context: &PortContext<'_>) -> anyhow::Result<()> {
         if self.memory.is_repeated(RegionKey::from(&region), true) {
             return Ok(());
         }
@@ -57,11 +53,7 @@ impl Session {
     }
 
     /// REM_MEM_REG.
-    pub(crate) fn remove_memory(
-        &mut self,
-        key: RegionKey,
-        context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    pub(crate) fn remove_memory(&mut self, key: RegionKey, context: &PortContext<'_>) -> anyhow::Result<()> {
         if self.memory.is_repeated(key, false) {
             return Ok(());
         }
@@ -74,7 +66,7 @@ impl Session {
         &mut self,
         context: &PortContext<'_>,
         change: impl FnOnce(&mut MemoryTable) -> anyhow::Result<()>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         // Lanes keep using the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
         self.stop_control();
@@ -84,7 +76,7 @@ impl Session {
     }
 
     /// Rebuilds running lanes for the present state of the device, and starts those that can run.
-    pub(super) fn rebuild_lanes(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(super) fn rebuild_lanes(&mut self, context: &PortContext<'_>) -> anyhow::Result<()> {
         (0..self.lanes.len()).try_for_each(|pair| {
             match self.placement_of(pair, context).has_guest_ram() {
                 false => self.move_pair(pair, context),
@@ -100,7 +92,7 @@ impl Session {
     /// Rebuilds a running direct lane on the present memory table. Memory is registered first, while the old lane runs,
     /// because that takes long; if the limit on locked memory does not allow both at a time, the old one is stopped
     /// first.
-    fn move_direct_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
+    fn move_direct_pair(&mut self, pair: usize, context: &PortContext<'_>) -> anyhow::Result<()> {
         if self.lanes[pair].is_none() {
             return Ok(());
         }
@@ -126,7 +118,7 @@ impl Session {
         pair: usize,
         placement: Placement,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         let built = self.parts(pair, context).build(placement)?;
         self.run(pair, built, context);
         Ok(())
@@ -137,10 +129,10 @@ impl Session {
     fn copy_instead(
         &mut self,
         pair: usize,
-        error: &SessionError,
+        error: &anyhow::Error,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
-        let why = Fallback::PlacementRefused(context.placement, with_sources(error));
+    ) -> anyhow::Result<()> {
+        let why = Fallback::PlacementRefused(context.placement, with_sources(error.as_ref()));
         let mut lines = context.lines.locked();
         if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %context.name, pair, "{why}{left_out}");
@@ -163,7 +155,7 @@ impl Session {
         pair: usize,
         registered: Registered,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         self.stop_pair(pair, context.workers);
         let built = self.parts(pair, context).build_direct(registered)?;
         self.run(pair, built, context);
@@ -171,7 +163,7 @@ impl Session {
     }
 
     /// Rebuilds a running lane over the present memory table, on the same queue.
-    fn move_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
+    fn move_pair(&mut self, pair: usize, context: &PortContext<'_>) -> anyhow::Result<()> {
         if self.lanes[pair].is_none() {
             return Ok(());
         }
@@ -204,7 +196,7 @@ impl Session {
         pair: usize,
         held: Option<HeldQueue>,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         let Some(HeldQueue { queue, facts, lent }) = held else {
             return self.start_pair(pair, context);
         };
@@ -237,7 +229,7 @@ impl Session {
 
     /// Starts every pair that can run.
     /// Errors: the first lane that cannot be built.
-    pub(crate) fn start_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(crate) fn start_all(&mut self, context: &PortContext<'_>) -> anyhow::Result<()> {
         (0..self.lanes.len()).try_for_each(|pair| self.start_pair(pair, context))?;
         self.settle(context)
     }
@@ -245,7 +237,7 @@ impl Session {
     /// Adapts lanes to the guest's use of its pairs. If a pair is off or not set up, all pairs copy, and the first one,
     /// once it runs, gets the NIC's frames for that pair. While the first does not run, the others stay as they are.
     /// Errors: a fault of the VMM or its guest.
-    pub(crate) fn settle(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(crate) fn settle(&mut self, context: &PortContext<'_>) -> anyhow::Result<()> {
         if !context.opens {
             // Lanes that were stopped now could not be built again.
             return Ok(());
@@ -282,7 +274,7 @@ impl Session {
     /// Applies the interface's MTU to lanes. Those with suitable queues get another limit, without a stop. Of the
     /// others one is set up again, while the rest keep running; returns whether one was: then there may be more.
     /// Errors: a fault of the VMM or its guest.
-    pub(crate) fn follow_mtu(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
+    pub(crate) fn follow_mtu(&mut self, context: &PortContext<'_>) -> anyhow::Result<bool> {
         let mut unfit = None;
         for (pair, attachment) in context.attachment.iter().enumerate().take(self.lanes.len()) {
             let (Some(lane), Some(queue)) = (&self.lanes[pair], attachment.queue()) else {
@@ -301,7 +293,7 @@ impl Session {
     }
 
     /// As [`Self::go_direct`] for every pair whose memory is registered by now.
-    pub(crate) fn go_direct_all(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(crate) fn go_direct_all(&mut self, context: &PortContext<'_>) -> anyhow::Result<()> {
         (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, context))
     }
 
@@ -315,24 +307,24 @@ impl Session {
     /// (`Port::look`): without a connection the VMM would reconnect at once, and QEMU's guest stands still while it
     /// connects.
     /// Errors: a fault of the VMM or its guest.
-    pub(super) fn start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(super) fn start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> anyhow::Result<()> {
         let started = self.try_start_pair(pair, context);
         self.or_wait(started)
     }
 
     /// Stores an error that is a shortage of this host, for [`Self::take_shortage`]: the pair waits until it ends.
     /// Errors: any other one.
-    fn or_wait(&mut self, result: Result<(), SessionError>) -> Result<(), SessionError> {
+    fn or_wait(&mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         match result {
-            Err(SessionError::Lane(error)) if error.is_of_host() => {
-                self.shortage = Some(with_sources(&error));
+            Err(error) if error.downcast_ref().is_some_and(LaneError::is_of_host) => {
+                self.shortage = Some(with_sources(error.as_ref()));
                 Ok(())
             }
             result => result,
         }
     }
 
-    fn try_start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
+    fn try_start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> anyhow::Result<()> {
         let wanted = self.lanes[pair].is_none() && self.wants_lane(pair, context);
         if !wanted || !context.opens || context.attachment.get(pair).is_none() {
             return Ok(());
@@ -362,7 +354,7 @@ impl Session {
         pair: usize,
         registration: Registration,
         context: &PortContext<'_>,
-    ) -> Result<(), SessionError> {
+    ) -> anyhow::Result<()> {
         let mut built = self.parts(pair, context).build(Placement::Copy)?;
         built.facts.fallbacks.push(Fallback::NotYet(context.placement));
         self.run(pair, built, context);
@@ -371,7 +363,7 @@ impl Session {
     }
 
     /// Runs a registration in parallel to the pair's lane; [`Self::go_direct`] is called when it is done.
-    fn begin_registration(&mut self, pair: usize, registration: Registration) -> Result<(), SessionError> {
+    fn begin_registration(&mut self, pair: usize, registration: Registration) -> anyhow::Result<()> {
         let registered = Arc::clone(&self.registered);
         let under_way = registration.begin(move || registered(pair));
         self.registering[pair] = Some(under_way.map_err(LaneError::Thread)?);
@@ -380,7 +372,7 @@ impl Session {
 
     /// Replaces the pair's copying lane by a direct lane, if its memory is registered. Does nothing if that
     /// registration is not wanted any more.
-    pub(crate) fn go_direct(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
+    pub(crate) fn go_direct(&mut self, pair: usize, context: &PortContext<'_>) -> anyhow::Result<()> {
         // Without an attachment the result is kept; it is read when the attachment is back.
         if !context.opens || context.attachment.get(pair).is_none() {
             return Ok(());
