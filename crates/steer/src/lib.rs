@@ -90,7 +90,7 @@ pub use layout::{
     Filter, LAST_VLAN, MAX_QUEUES, MAX_STATIONS, QueueConf, QueueCounters, Station, VirtioHeader,
     network_number, queues_of,
 };
-pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
+pub use marks::{Flow, InterfaceMarks, MAX_MARKS};
 pub use mode::{Mode, ModeRequest};
 pub use model::text::{mac_bytes, mac_text, ranges, ranges_text};
 pub use network::{ANY_VLAN, MulticastLimit, NOTE_BYTES, StationError, note_layout, noted_port};
@@ -98,13 +98,11 @@ pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;
 pub use ring::{Group, MulticastReader, MulticastRing};
-pub use send::{SendError, attach_redirect};
-pub use socket_map::{SocketMap, SocketMapError};
-pub use tap::{
-    Hook, TapAccess, TapDevice, TapError, TapTo, TapUser, detach_tap, network_of_filter, pinned_taps,
-};
+pub use send::attach_redirect;
+pub use socket_map::SocketMap;
+pub use tap::{Hook, TapAccess, TapDevice, TapTo, TapUser, detach_tap, network_of_filter, pinned_taps};
 pub use tunnel::Tunnel;
-pub use verdict::{Verdict, VerdictError, VerdictProgram};
+pub use verdict::{Verdict, VerdictProgram};
 
 /// The skeletons that `build.rs` generates from the programs in `bpf`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]

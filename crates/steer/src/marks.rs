@@ -1,8 +1,8 @@
 //! Marks: 32 bits that a rule of the user assigns to a flow. The program writes them before the flow's frames.
 
-use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
+use anyhow::{Context, bail};
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapHandle, MapType, libbpf_sys};
 
@@ -75,37 +75,10 @@ impl Flow {
     }
 }
 
-/// The kernel refused to set or remove a mark.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them")]
-pub struct MarkError(#[source] libbpf_rs::Error);
-
-/// Why the marks of an interface cannot be opened.
-///
-/// `program` is the kernel's id of the XDP program on the interface. `source` is the kernel's error.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum InterfaceMarksError {
-    /// The interface's program cannot be queried.
-    #[error("cannot query the interface's XDP program")]
-    Ask(#[source] io::Error),
-    /// No program is attached, so no frames have marks.
-    #[error("no XDP program is attached; start a daemon there, with `mark` among the hints (hints=mark)")]
-    NoProgram,
-    /// This process may not query the program.
-    #[error(
-        "cannot query the attached XDP program (id {program}): that needs CAP_SYS_ADMIN; run this as root"
-    )]
-    Hidden { program: u32 },
-    /// The program has no map of marks.
-    #[error(
-        "the attached XDP program (id {program}) has no map of marks; set `mark` among the hints of the daemon's \
-         configuration (hints=mark)"
-    )]
-    NoMarks { program: u32 },
-    /// Its map cannot be opened.
-    #[error("cannot open the map of marks")]
-    Open(#[source] libbpf_rs::Error),
+fn unchanged() -> String {
+    format!(
+        "cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them"
+    )
 }
 
 /// The marks of the program on an interface, even of another process. They exist as long as the interface has
@@ -130,39 +103,48 @@ impl InterfaceMarks {
     /// Opens the marks of an interface.
     ///
     /// # Errors
-    /// [`InterfaceMarksError`]; the query needs CAP_SYS_ADMIN.
-    pub fn of(ifindex: u32) -> Result<Self, InterfaceMarksError> {
-        let on = unnamed_program_on(ifindex).map_err(InterfaceMarksError::Ask)?;
-        let program = on.ok_or(InterfaceMarksError::NoProgram)?.id;
+    /// Why there are none; the query needs CAP_SYS_ADMIN.
+    pub fn of(ifindex: u32) -> anyhow::Result<Self> {
+        let on = unnamed_program_on(ifindex).context("cannot query the interface's XDP program")?;
+        let program = on.context(
+            "no XDP program is attached; start a daemon there, with `mark` among the hints (hints=mark)",
+        )?;
+        let program = program.id;
         let options = ProgInfoQueryOptions::default().include_map_ids(true);
         let (found, _) = messages_of(|| {
             let mut all = ProgInfoIter::with_query_opts(options);
             all.find(|it| it.id == program).map(|it| it.map_ids)
         });
-        for id in found.ok_or(InterfaceMarksError::Hidden { program })? {
+        let maps = found.with_context(|| {
+            format!("cannot query the attached XDP program (id {program}): that needs CAP_SYS_ADMIN; run this as root")
+        })?;
+        for id in maps {
             let (map, _) = messages_of(|| MapHandle::from_map_id(id));
-            let map = map.map_err(InterfaceMarksError::Open)?;
+            let map = map.context("cannot open the map of marks")?;
             if map.name() == MARKS && Self::SHAPE.is_of(&map) {
                 return Ok(Self(map));
             }
         }
-        Err(InterfaceMarksError::NoMarks { program })
+        bail!(
+            "the attached XDP program (id {program}) has no map of marks; set `mark` among the hints of the daemon's \
+             configuration (hints=mark)"
+        )
     }
 
     /// Sets the mark of a flow; replaces an existing one.
     ///
     /// # Errors
-    /// [`MarkError`].
-    pub fn set(&self, flow: &Flow, mark: u32) -> Result<(), MarkError> {
-        map::set(&self.0, &flow.key(), &mark).map_err(MarkError)
+    /// The kernel's.
+    pub fn set(&self, flow: &Flow, mark: u32) -> anyhow::Result<()> {
+        map::set(&self.0, &flow.key(), &mark).with_context(unchanged)
     }
 
     /// Removes the mark of a flow; returns whether it had one.
     ///
     /// # Errors
-    /// [`MarkError`].
-    pub fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
-        map::remove(&self.0, &flow.key()).map_err(MarkError)
+    /// The kernel's.
+    pub fn remove(&self, flow: &Flow) -> anyhow::Result<bool> {
+        map::remove(&self.0, &flow.key()).with_context(unchanged)
     }
 
     /// All marks, in order.

@@ -3,10 +3,10 @@
 //! The program is attached to the device, by tcx without a link or, before Linux 6.6, as a filter of the
 //! qdisc clsact. It is removed with the device.
 
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
+use anyhow::Context;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{TC_INGRESS, libbpf_sys};
 
@@ -15,37 +15,15 @@ use crate::filter::{Place, attach_filter};
 use crate::link;
 use crate::skel::send::SendSkelBuilder;
 
-/// Why frames of a tap are not redirected.
-///
-/// `source` is the error of the kernel or libbpf.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum SendError {
-    /// The kernel refused the program.
-    #[error("cannot load the program that sends a tap's frames")]
-    Load {
-        /// libbpf's messages; may be empty.
-        detail: String,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The kernel refused to attach it.
-    #[error(
-        "cannot attach the program for frames of a tap, which needs tcx (Linux 6.6) or the modules sch_ingress and \
-         cls_bpf"
-    )]
-    Attach(#[source] io::Error),
-}
-
 /// Redirects all frames written to the tap `device` to the interface `uplink`, both given by their indexes,
 /// on transmit queue `queue` if that exists. Call it before the device is set up. It lasts until the device
 /// is removed.
 ///
 /// # Errors
-/// [`SendError`]; nothing is attached then.
-pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendError> {
-    let (loaded, detail) = messages_of(|| load(uplink, Some(queue)));
-    let program = loaded.map_err(|source| SendError::Load { detail, source })?;
+/// Why not; nothing is attached then.
+pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> anyhow::Result<()> {
+    let (loaded, _) = messages_of(|| load(uplink, Some(queue)));
+    let program = loaded.context("cannot load the program that sends a tap's frames")?;
     let attached = match link::attach_without_link(program.as_fd(), device, libbpf_sys::BPF_TCX_INGRESS) {
         // No such hook: before Linux 6.6, or built without it.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => attach_filter(
@@ -58,7 +36,9 @@ pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendE
         ),
         attached => attached,
     };
-    attached.map_err(SendError::Attach)
+    attached.context(
+        "cannot attach the program for frames of a tap, which needs tcx (Linux 6.6) or the modules sch_ingress and cls_bpf",
+    )
 }
 
 /// The program, for one transmit queue or any.

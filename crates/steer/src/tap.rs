@@ -16,6 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapHandle, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, libbpf_sys};
@@ -58,33 +59,6 @@ impl TapUser {
             Self::Network(number) | Self::Queues { first: number, .. } => number,
         }
     }
-}
-
-/// Why tap and uplink are not connected.
-///
-/// `source` is the error of the kernel or libbpf.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum TapError {
-    /// The kernel refused the programs.
-    #[error("cannot load the programs between a tap and the uplink")]
-    Load {
-        /// libbpf's messages; may be empty.
-        detail: String,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The kernel refused to attach one of them.
-    #[error(
-        "cannot attach what joins a tap with the uplink to the {at}, which takes tcx (Linux 6.6) or the modules \
-         sch_ingress and cls_bpf"
-    )]
-    Attach {
-        /// The hook, in words: the same each time, whatever index the device has.
-        at: &'static str,
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// How the programs are attached.
@@ -170,17 +144,17 @@ impl TapAccess {
     /// between the interface with index `uplink`, which the program is for, and the tap `device`.
     ///
     /// # Errors
-    /// [`TapError`]; nothing is attached then.
+    /// Why not; nothing is attached then.
     pub fn attach(
         program: &Program,
         to: TapTo,
         user: TapUser,
         (uplink, device): (u32, TapDevice),
         hook: Hook,
-    ) -> Result<Self, TapError> {
+    ) -> anyhow::Result<Self> {
         let network = user.number();
-        let (loaded, detail) = messages_of(|| load(program, to, user, (uplink, device)));
-        let loaded = loaded.map_err(|source| TapError::Load { detail, source })?;
+        let (loaded, _) = messages_of(|| load(program, to, user, (uplink, device)));
+        let loaded = loaded.context("cannot load the programs between a tap and the uplink")?;
         let place = |ifindex, at| Place {
             ifindex,
             at,
@@ -324,13 +298,18 @@ fn attach_at(
     place: Place,
     at: &'static str,
     hook: Hook,
-) -> Result<Attachment, TapError> {
+) -> anyhow::Result<Attachment> {
     let ifindex = place.ifindex;
     let attach_type = match place.at {
         TC_EGRESS => libbpf_sys::BPF_TCX_EGRESS,
         _ => libbpf_sys::BPF_TCX_INGRESS,
     };
-    let failed = |source| TapError::Attach { at, source };
+    let failed = || {
+        format!(
+            "cannot attach what joins a tap with the uplink to the {at}, which takes tcx (Linux 6.6) or the modules \
+             sch_ingress and cls_bpf"
+        )
+    };
     let attachment = |by| Attachment { by, stays: false };
     if hook == Hook::Best {
         // First at its hook, like an XDP program: another program before it could pass the frame to the host.
@@ -340,11 +319,11 @@ fn attach_at(
             linked => {
                 return linked
                     .map(|link| attachment(AttachedBy::Link(link)))
-                    .map_err(failed);
+                    .with_context(failed);
             }
         }
     }
-    attach_filter(program, place).map_err(failed)?;
+    attach_filter(program, place).with_context(failed)?;
     Ok(attachment(AttachedBy::Filter(place)))
 }
 

@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
+use anyhow::Context;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
@@ -21,11 +22,6 @@ pub enum Verdict {
     /// It goes back out of the interface with its MAC addresses swapped (`XDP_TX`).
     SendBack,
 }
-
-/// The frames cannot be counted.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read how many frames the XDP program saw")]
-pub struct VerdictError(#[source] libbpf_rs::Error);
 
 /// A program with one verdict for every frame of an interface, attached as long as this value exists.
 #[derive(Debug)]
@@ -72,11 +68,13 @@ impl VerdictProgram {
     /// counters show whether frames were actually sent back.
     ///
     /// # Errors
-    /// [`VerdictError`], with the kernel's error.
-    pub fn frames(&self) -> Result<u64, VerdictError> {
+    /// The kernel's.
+    pub fn frames(&self) -> anyhow::Result<u64> {
         let key = 0_u32.to_ne_bytes();
         let (looked_up, _) = messages_of(|| self.frames.lookup_percpu(&key, MapFlags::ANY));
-        let cpus = looked_up.map_err(VerdictError)?.unwrap_or_default();
+        let cpus = looked_up
+            .context("cannot read how many frames the XDP program saw")?
+            .unwrap_or_default();
         let number = |bytes: &Vec<u8>| bytes.first_chunk().copied().map_or(0, u64::from_ne_bytes);
         Ok(cpus.iter().map(number).sum())
     }

@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use host::links::Link;
 use program::peer;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
-use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
+use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap};
 use steward_protocol::{Hinted, Wanted};
 use xsk::metadata::Layout;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
@@ -133,16 +133,13 @@ impl Given {
 }
 
 impl Source {
-    fn map(map: Result<SocketMap, SocketMapError>, first: u32, option: String) -> anyhow::Result<Self> {
-        match map {
-            Ok(map) => Ok(Self::Map {
-                map,
-                first,
-                option,
-                layout: None,
-            }),
-            Err(error) => Err(error).context(option),
-        }
+    fn map(map: anyhow::Result<SocketMap>, first: u32, option: String) -> anyhow::Result<Self> {
+        Ok(Self::Map {
+            map: map.with_context(|| option.clone())?,
+            first,
+            option,
+            layout: None,
+        })
     }
 
     /// Reads the layout of the structure that a program with this map leaves before frames. It is read only once, while

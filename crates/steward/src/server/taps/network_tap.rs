@@ -252,7 +252,7 @@ impl NetworkTap {
         let index = between.tap;
         let ends = (between.uplink, TapDevice { index, mac });
         let access = TapAccess::attach(program, self.to, self.user, ends, Hook::Best);
-        let mut access = access.map_err(|error| with_sources(&error))?;
+        let mut access = access.map_err(|error| with_sources(error.as_ref()))?;
         may_crash("joined");
         if let Some(pins) = interface.pins()
             && let Err(error) = access.pin(pins)

@@ -77,7 +77,8 @@ fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, Vec<OwnedFd>), String> {
         _ => failed("make the tap device (by /dev/net/tun)", error),
     })?;
     let device = Link::by_name(name).map_err(|error| with_sources(&error))?;
-    attach_redirect(device.index, link.index, tap.first).map_err(|error| with_sources(&error))?;
+    let sends = attach_redirect(device.index, link.index, tap.first);
+    sends.map_err(|error| with_sources(error.as_ref()))?;
     // Not before: only the program may take its frames.
     tap.set_up(true).map_err(|error| failed("set up", error))?;
     let answer = SendTapEnd {
