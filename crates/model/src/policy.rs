@@ -17,7 +17,6 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
-use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,7 +26,7 @@ use crate::config::Prefixes;
 use crate::config::Table;
 use crate::config::file::{Entry, WrongLine, entry, tables, wrong_at};
 use crate::config::table::{table, write_block};
-use crate::config::values::{Account, Mac, Size, Vlans, Words, Written, written};
+use crate::config::values::{Account, Mac, Size, Vlans, Words, Written, joined, written};
 use crate::text::{ranges, ranges_text};
 
 /// The highest queue of an interface that can be leased.
@@ -303,12 +302,8 @@ pub struct QueueNumbers(pub Vec<u32>);
 
 impl Written for QueueNumbers {
     const MEANT: &'static str = "numbers and ranges in quotes such as \"0-3,6\", or \"all\"";
-}
 
-impl FromStr for QueueNumbers {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         if text == "all" {
             return Ok(Self((0..=LAST_QUEUE).collect()));
         }
@@ -319,11 +314,9 @@ impl FromStr for QueueNumbers {
             )
         })
     }
-}
 
-impl Display for QueueNumbers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&ranges_text(self.0.iter().copied()))
+    fn text(&self) -> String {
+        ranges_text(self.0.iter().copied())
     }
 }
 
@@ -333,12 +326,8 @@ pub struct Memlock(pub u64);
 
 impl Written for Memlock {
     const MEANT: &'static str = "a size in quotes such as \"64 MiB\", or \"unlimited\"";
-}
 
-impl FromStr for Memlock {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let wrong = || format!("give {}", Self::MEANT);
         match text.trim() {
             "unlimited" => Ok(Self(u64::MAX)),
@@ -354,13 +343,11 @@ impl FromStr for Memlock {
             },
         }
     }
-}
 
-impl Display for Memlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn text(&self) -> String {
         match self.0 {
-            u64::MAX => f.write_str("unlimited"),
-            bytes => Size(bytes).fmt(f),
+            u64::MAX => "unlimited".to_owned(),
+            bytes => Size(bytes).text(),
         }
     }
 }
@@ -372,19 +359,13 @@ pub struct Macs(pub Vec<[u8; 6]>);
 impl Written for Macs {
     const MEANT: &'static str = "a list such as [\"52:54:00:00:00:01\"], or text in quotes";
     const JOINT: Option<char> = Some(',');
-}
 
-impl FromStr for Macs {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         list(text, |word| word.parse().map(|Mac(mac)| mac)).map(Self)
     }
-}
 
-impl Display for Macs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(self.0.iter().map(|&mac| Mac(mac))))
+    fn text(&self) -> String {
+        joined(self.0.iter().map(|&mac| Mac(mac)), ",")
     }
 }
 
@@ -395,19 +376,13 @@ pub struct Flows(pub Vec<SocketAddr>);
 impl Written for Flows {
     const MEANT: &'static str = "a list such as [\"192.0.2.1:443\"], or text in quotes";
     const JOINT: Option<char> = Some(',');
-}
 
-impl FromStr for Flows {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         list(text, flow).map(Self)
     }
-}
 
-impl Display for Flows {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&joined(&self.0))
+    fn text(&self) -> String {
+        joined(&self.0, ",")
     }
 }
 
@@ -432,11 +407,6 @@ fn list<T>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>
     }
     let one = |word: &str| one(word.trim()).map_err(|what| format!("{word:?}: {what}"));
     text.split(',').map(one).collect()
-}
-
-fn joined<T: Display>(list: impl IntoIterator<Item = T>) -> String {
-    let words: Vec<String> = list.into_iter().map(|word| word.to_string()).collect();
-    words.join(",")
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! IP addresses and networks.
 
-use std::fmt::{self, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::values::{Written, written};
+use super::values::{Written, joined, written};
 
 /// Most IP addresses of a port: each is compared for each frame.
 const MOST_ADDRESSES: usize = 64;
@@ -24,13 +22,9 @@ pub struct IpPrefix {
 impl Written for IpPrefix {
     const MEANT: &'static str =
         "an IP address or network in quotes, such as \"192.0.2.10\" or \"2001:db8:1::/64\"";
-}
 
-/// An address, or a network in CIDR notation; multicast and unspecified addresses are accepted.
-impl FromStr for IpPrefix {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    /// An address, or a network in CIDR notation; multicast and unspecified addresses are accepted.
+    fn read(text: &str) -> Result<Self, String> {
         let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
         let wrong =
             || format!("{text:?} is not an IP address or network, such as 192.0.2.10 or 2001:db8:1::/64");
@@ -53,14 +47,12 @@ impl FromStr for IpPrefix {
         }
         Ok(prefix)
     }
-}
 
-impl Display for IpPrefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn text(&self) -> String {
         let Self { address, bits } = self;
         match (address, bits) {
-            (IpAddr::V4(_), 32) | (IpAddr::V6(_), 128) => write!(f, "{address}"),
-            _ => write!(f, "{address}/{bits}"),
+            (IpAddr::V4(_), 32) | (IpAddr::V6(_), 128) => address.to_string(),
+            _ => format!("{address}/{bits}"),
         }
     }
 }
@@ -151,13 +143,9 @@ pub struct Prefixes(pub Vec<IpPrefix>);
 impl Written for Prefixes {
     const MEANT: &'static str = "a list such as [\"192.0.2.10\", \"2001:db8::/64\"], or text in quotes";
     const JOINT: Option<char> = Some(',');
-}
-
-impl FromStr for Prefixes {
-    type Err = String;
 
     /// Joined by commas, or by `+` where commas have another meaning.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let parts = text.split([',', '+']).map(str::trim);
         let list: Vec<IpPrefix> = parts.map(IpPrefix::of_station).collect::<Result<_, _>>()?;
         match list.len() > MOST_ADDRESSES {
@@ -168,12 +156,9 @@ impl FromStr for Prefixes {
             false => Ok(Self(list)),
         }
     }
-}
 
-impl Display for Prefixes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all: Vec<String> = self.0.iter().map(IpPrefix::to_string).collect();
-        f.write_str(&all.join(","))
+    fn text(&self) -> String {
+        joined(&self.0, ",")
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 
 use super::prefix::IpPrefix;
 use super::table::{keys_of_words, reason, schema};
-use super::values::{Written, written};
+use super::values::{Written, joined, written};
 
 /// Most rules of a port, of both directions together. This bounds the lookup for a frame of an unknown flow to about a
 /// microsecond, and the memory of the compiled rules.
@@ -408,12 +408,8 @@ impl Written for Ethertype {
     const MEANT: &'static str = "one of ipv4, ipv6, arp, llc, or a number of 0x0600 or more";
     const NUMBER: bool = true;
     const WRITES_NUMBER: bool = false;
-}
 
-impl FromStr for Ethertype {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         if let Some((_, number)) = ETHERTYPES.iter().find(|(name, _)| *name == text) {
             return Ok(Self(*number));
         }
@@ -424,14 +420,10 @@ impl FromStr for Ethertype {
             .map(Self)
             .ok_or_else(|| format!("{text:?} is not an ethertype: give {}", Self::MEANT))
     }
-}
 
-impl Display for Ethertype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match ETHERTYPES.iter().find(|(_, known)| *known == self.0) {
-            Some((name, _)) => f.write_str(name),
-            None => write!(f, "{:#06x}", self.0),
-        }
+    fn text(&self) -> String {
+        let known = ETHERTYPES.iter().find(|(_, known)| *known == self.0);
+        known.map_or_else(|| format!("{:#06x}", self.0), |(name, _)| (*name).to_owned())
     }
 }
 
@@ -442,19 +434,13 @@ impl Written for Protocol {
     const MEANT: &'static str = "a name such as tcp, or a number up to 255";
     const NUMBER: bool = true;
     const WRITES_NUMBER: bool = false;
-}
 
-impl FromStr for Protocol {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         protocol(text).map(Self)
     }
-}
 
-impl Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&protocol_name(self.0))
+    fn text(&self) -> String {
+        protocol_name(self.0)
     }
 }
 
@@ -499,13 +485,9 @@ impl Written for Ports {
     const NUMBER: bool = true;
     const WRITES_NUMBER: bool = false;
     const JOINT: Option<char> = Some(',');
-}
-
-impl FromStr for Ports {
-    type Err = String;
 
     /// Numbers and ranges, joined by commas, or by `+` where commas have another meaning.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let wrong = |_| format!("{text:?} is not a list of ports such as 22,80,8000-8100, of 0 to 65535");
         let mut ranges = Vec::new();
         for part in text.split([',', '+']).map(str::trim) {
@@ -535,6 +517,14 @@ impl FromStr for Ports {
             false => Ok(Self(ranges)),
         }
     }
+
+    fn text(&self) -> String {
+        let range = |&(first, last): &(u16, u16)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        };
+        joined(self.0.iter().map(range), ",")
+    }
 }
 
 impl Ports {
@@ -546,16 +536,6 @@ impl Ports {
     }
 }
 
-impl Display for Ports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |&(first, last): &(u16, u16)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        };
-        f.write_str(&self.0.iter().map(text).collect::<Vec<_>>().join(","))
-    }
-}
-
 /// ICMP type, and code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct IcmpType(u8, Option<u8>);
@@ -564,24 +544,18 @@ impl Written for IcmpType {
     const MEANT: &'static str = "a type such as 8, or type and code in quotes such as \"3/4\"";
     const NUMBER: bool = true;
     const WRITES_NUMBER: bool = false;
-}
 
-impl FromStr for IcmpType {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let wrong = |_| format!("{text:?} is not an ICMP type, or type and code, such as 8 or 3/4");
         let (kind, code) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
         let code = code.map(str::parse).transpose().map_err(wrong)?;
         Ok(Self(kind.parse().map_err(wrong)?, code))
     }
-}
 
-impl Display for IcmpType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn text(&self) -> String {
         match self.1 {
-            Some(code) => write!(f, "{}/{code}", self.0),
-            None => write!(f, "{}", self.0),
+            Some(code) => format!("{}/{code}", self.0),
+            None => self.0.to_string(),
         }
     }
 }
@@ -593,22 +567,16 @@ struct FlowMark(u32);
 impl Written for FlowMark {
     const MEANT: &'static str = "a number of 1 to 4294967295";
     const NUMBER: bool = true;
-}
 
-impl FromStr for FlowMark {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let digits = text.strip_prefix("0x");
         let number = digits.map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16));
         let number = number.ok().filter(|&number| number > 0).map(Self);
         number.ok_or_else(|| format!("{text:?} is not {}", Self::MEANT))
     }
-}
 
-impl Display for FlowMark {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
+    fn text(&self) -> String {
+        self.0.to_string()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
-use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, SeqAccess, Unexpected, Visitor};
@@ -20,7 +19,7 @@ pub(crate) const HIGHEST_RATE: u64 = 1_000_000_000_000;
 const LEAST_MEMORY: u64 = 1 << 20;
 
 /// A value that files and JSON write as text; some types also as a number or a list.
-pub(crate) trait Written: FromStr<Err = String> + Display {
+pub(crate) trait Written: Sized {
     /// The expected form, for error messages: "give {MEANT}".
     const MEANT: &'static str;
     /// Accepts a number, too.
@@ -29,6 +28,13 @@ pub(crate) trait Written: FromStr<Err = String> + Display {
     const WRITES_NUMBER: bool = Self::NUMBER;
     /// Accepts a list, too; in text this character joins the elements.
     const JOINT: Option<char> = None;
+
+    /// Reads the text.
+    /// Errors: what is wrong with it.
+    fn read(text: &str) -> Result<Self, String>;
+
+    /// The value as it is read.
+    fn text(&self) -> String;
 }
 
 struct WrittenVisitor<T>(PhantomData<T>);
@@ -36,7 +42,7 @@ struct WrittenVisitor<T>(PhantomData<T>);
 impl<T: Written> WrittenVisitor<T> {
     fn number<E: de::Error>(&self, number: impl Display, unexpected: Unexpected<'_>) -> Result<T, E> {
         match T::NUMBER {
-            true => number.to_string().parse().map_err(E::custom),
+            true => T::read(&number.to_string()).map_err(E::custom),
             false => Err(E::invalid_type(unexpected, self)),
         }
     }
@@ -58,7 +64,7 @@ impl<'de, T: Written> Visitor<'de> for WrittenVisitor<T> {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        text.parse().map_err(E::custom)
+        T::read(text).map_err(E::custom)
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
@@ -82,13 +88,27 @@ impl<'de, T: Written> Visitor<'de> for WrittenVisitor<T> {
                 Element::Text(text) => text,
             });
         }
-        words.join(&joint.to_string()).parse().map_err(de::Error::custom)
+        T::read(&words.join(&joint.to_string())).map_err(de::Error::custom)
     }
 }
 
-/// Makes serde and JSON Schema treat types as [`Written`] says.
+/// Makes the standard library, serde and JSON Schema treat types as [`Written`] says.
 macro_rules! written {
     ($($type:ident),*) => {$(
+        impl std::str::FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                Self::read(text)
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.text())
+            }
+        }
+
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 from.deserialize_any($crate::config::values::visitor())
@@ -97,7 +117,7 @@ macro_rules! written {
 
         impl Serialize for $type {
             fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-                let text = self.to_string();
+                let text = self.text();
                 match text.parse::<i64>() {
                     Ok(number) if <Self as $crate::config::values::Written>::WRITES_NUMBER => to.serialize_i64(number),
                     _ => to.serialize_str(&text),
@@ -141,12 +161,8 @@ pub struct Mac(pub [u8; 6]);
 
 impl Written for Mac {
     const MEANT: &'static str = "text in quotes, such as \"02:00:00:00:00:01\"";
-}
 
-impl FromStr for Mac {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         match mac_bytes(text) {
             None => Err("not a MAC address: give six hex bytes such as 02:00:00:00:00:01".to_owned()),
             Some([first, ..]) if first & 1 != 0 => {
@@ -158,11 +174,9 @@ impl FromStr for Mac {
             Some(mac) => Ok(Self(mac)),
         }
     }
-}
 
-impl Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&mac_text(self.0))
+    fn text(&self) -> String {
+        mac_text(self.0)
     }
 }
 
@@ -174,13 +188,9 @@ impl Written for Vlans {
     const MEANT: &'static str = "a list such as [\"100-103\", 200], or text in quotes";
     const NUMBER: bool = true;
     const JOINT: Option<char> = Some(',');
-}
-
-impl FromStr for Vlans {
-    type Err = String;
 
     /// Joined by commas, or by `+` where commas have another meaning.
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let mut vlans = ranges(&text.replace('+', ","), LAST_VLAN).ok_or_else(|| {
             format!("not a list of VLANs: give numbers and ranges such as 100,200-203, of 0 (untagged) to {LAST_VLAN}")
         })?;
@@ -188,11 +198,9 @@ impl FromStr for Vlans {
         vlans.dedup();
         Ok(Self(vlans))
     }
-}
 
-impl Display for Vlans {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&ranges_text(self.0.iter().copied()))
+    fn text(&self) -> String {
+        ranges_text(self.0.iter().copied())
     }
 }
 
@@ -204,21 +212,14 @@ impl Written for Cpus {
     const MEANT: &'static str = "a list such as [2, \"4-7\"], or text in quotes";
     const NUMBER: bool = true;
     const JOINT: Option<char> = Some(',');
-}
 
-impl FromStr for Cpus {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let cpus = ranges(text, LAST_CPU).map(Self);
         cpus.ok_or_else(|| "not a list of CPUs: give numbers and ranges such as 2,4-7".to_owned())
     }
-}
 
-impl Display for Cpus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<String> = self.0.iter().map(usize::to_string).collect();
-        f.write_str(&numbers.join(","))
+    fn text(&self) -> String {
+        joined(&self.0, ",")
     }
 }
 
@@ -229,21 +230,8 @@ pub struct Size(pub u64);
 impl Written for Size {
     const MEANT: &'static str = "a size in quotes such as \"32GiB\", or a number of bytes";
     const NUMBER: bool = true;
-}
 
-/// Names of units, and the power of two of each.
-const SIZE_UNITS: [(&[&str], u32); 5] = [
-    (&["T", "t", "TiB"], 40),
-    (&["G", "g", "GiB"], 30),
-    (&["M", "m", "MiB"], 20),
-    (&["K", "k", "KiB"], 10),
-    (&[""], 0),
-];
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let wrong =
             || "not a size: give a number with KiB, MiB, GiB or TiB such as 32GiB, or of bytes".to_owned();
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -255,17 +243,24 @@ impl FromStr for Size {
         let number: u64 = digits.parse().map_err(|_| wrong())?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(wrong)
     }
-}
 
-impl Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn text(&self) -> String {
         let fits = |(_, shift): &&(&[&str], u32)| self.0 > 0 && self.0.is_multiple_of(1 << shift);
         match SIZE_UNITS.iter().find(fits) {
-            Some((names, shift @ 1..)) => write!(f, "{}{}", self.0 >> shift, names[2]),
-            _ => write!(f, "{}", self.0),
+            Some((names, shift @ 1..)) => format!("{}{}", self.0 >> shift, names[2]),
+            _ => self.0.to_string(),
         }
     }
 }
+
+/// Names of units, and the power of two of each.
+const SIZE_UNITS: [(&[&str], u32); 5] = [
+    (&["T", "t", "TiB"], 40),
+    (&["G", "g", "GiB"], 30),
+    (&["M", "m", "MiB"], 20),
+    (&["K", "k", "KiB"], 10),
+    (&[""], 0),
+];
 
 impl Size {
     /// Reads the size of a guest's memory.
@@ -301,16 +296,20 @@ fn amount(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Writes an amount with the largest unit that it is a multiple of.
-fn write_amount(f: &mut fmt::Formatter<'_>, amount: u64) -> fmt::Result {
+/// An amount with the largest unit that it is a multiple of.
+fn amount_text(amount: u64) -> String {
     let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")];
-    match units
-        .iter()
-        .find(|(unit, _)| amount >= *unit && amount.is_multiple_of(*unit))
-    {
-        Some((unit, name)) => write!(f, "{}{name}", amount / unit),
-        None => write!(f, "{amount}"),
+    let mut units = units.iter();
+    match units.find(|(unit, _)| amount >= *unit && amount.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{}{name}", amount / unit),
+        None => amount.to_string(),
     }
+}
+
+/// Values in text, joined.
+pub(crate) fn joined<T: Display>(list: impl IntoIterator<Item = T>, joint: &str) -> String {
+    let words: Vec<String> = list.into_iter().map(|word| word.to_string()).collect();
+    words.join(joint)
 }
 
 /// Bits or packets a second.
@@ -320,22 +319,16 @@ pub struct Rate(pub u64);
 impl Written for Rate {
     const MEANT: &'static str = "an amount in quotes such as \"100M\", or a number";
     const NUMBER: bool = true;
-}
 
-impl FromStr for Rate {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         match amount(text)? {
             rate @ 1..=HIGHEST_RATE => Ok(Self(rate)),
             _ => Err("more than 1T a second: leave it out for no limit".to_owned()),
         }
     }
-}
 
-impl Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_amount(f, self.0)
+    fn text(&self) -> String {
+        amount_text(self.0)
     }
 }
 
@@ -346,19 +339,13 @@ pub struct Burst(pub u64);
 impl Written for Burst {
     const MEANT: &'static str = Rate::MEANT;
     const NUMBER: bool = true;
-}
 
-impl FromStr for Burst {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         amount(text).map(Self)
     }
-}
 
-impl Display for Burst {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_amount(f, self.0)
+    fn text(&self) -> String {
+        amount_text(self.0)
     }
 }
 
@@ -369,19 +356,13 @@ pub struct Account(pub String);
 impl Written for Account {
     const MEANT: &'static str = "a name in quotes, or a number";
     const NUMBER: bool = true;
-}
 
-impl FromStr for Account {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         Ok(Self(text.to_owned()))
     }
-}
 
-impl Display for Account {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+    fn text(&self) -> String {
+        self.0.clone()
     }
 }
 
@@ -392,19 +373,13 @@ pub struct Words(pub String);
 impl Written for Words {
     const MEANT: &'static str = "a list such as [\"one\", \"two\"], or text in quotes";
     const JOINT: Option<char> = Some(',');
-}
 
-impl FromStr for Words {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         Ok(Self(text.to_owned()))
     }
-}
 
-impl Display for Words {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+    fn text(&self) -> String {
+        self.0.clone()
     }
 }
 
@@ -416,23 +391,16 @@ impl Written for Fds {
     const MEANT: &'static str = "a list such as [7, 8], or text in quotes";
     const NUMBER: bool = true;
     const JOINT: Option<char> = Some(':');
-}
 
-impl FromStr for Fds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn read(text: &str) -> Result<Self, String> {
         let numbers: Result<_, _> = text.split(':').map(str::parse).collect();
         numbers
             .map(Self)
             .map_err(|_| "not descriptors: give numbers joined by colons, such as 7:8".to_owned())
     }
-}
 
-impl Display for Fds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<String> = self.0.iter().map(i32::to_string).collect();
-        f.write_str(&numbers.join(":"))
+    fn text(&self) -> String {
+        joined(&self.0, ":")
     }
 }
 
@@ -444,6 +412,13 @@ macro_rules! choice {
         #[serde(rename_all = "kebab-case")]
         #[schemars(inline)]
         pub enum $name { $($(#[$of])* $variant),* }
+
+        impl Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let value = clap::ValueEnum::to_possible_value(self);
+                value.map_or(Ok(()), |value| f.write_str(value.get_name()))
+            }
+        }
     };
 }
 
@@ -482,16 +457,6 @@ impl Placement {
     #[must_use]
     pub fn has_guest_ram(self) -> bool {
         matches!(self, Self::SendDirect | Self::Direct)
-    }
-}
-
-impl Display for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Copy => "copy",
-            Self::SendDirect => "send-direct",
-            Self::Direct => "direct",
-        })
     }
 }
 
