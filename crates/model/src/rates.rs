@@ -91,20 +91,6 @@ pub struct PortRates {
     pub to_guest: Rates,
 }
 
-impl PortRates {
-    /// No limits.
-    pub const UNLIMITED: Self = Self {
-        from_guest: Rates {
-            bits: None,
-            packets: None,
-        },
-        to_guest: Rates {
-            bits: None,
-            packets: None,
-        },
-    };
-}
-
 /// As `status` shows it: `from guest 100M bits/s (burst 5M)`.
 impl fmt::Display for PortRates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -162,6 +148,6 @@ mod tests {
             rates.to_string(),
             "from guest 100M bits/s (burst 5M), to guest 2500 packets/s (burst 400)"
         );
-        assert_eq!(PortRates::UNLIMITED.to_string(), "none");
+        assert_eq!(PortRates::default().to_string(), "none");
     }
 }

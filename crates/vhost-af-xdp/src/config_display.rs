@@ -110,7 +110,7 @@ fn port_lines(port: &PortConfig) -> Lines {
     if let Some(filter) = port.keys.policy().filter {
         add(&mut lines, "filter", &filter);
     }
-    if port.rates != PortRates::UNLIMITED {
+    if port.rates != PortRates::default() {
         add(&mut lines, "limits", &port.rates);
     }
     let not_offered = port.offloads_off();

@@ -62,7 +62,7 @@ impl NullPort {
             vlans: Vec::new(),
             offload: Offloads::all(),
             offer: OnRequest::all(),
-            rates: model::rates::PortRates::UNLIMITED,
+            rates: model::rates::PortRates::default(),
         };
         let (interfaces, workers) = (Arc::new(Interfaces::default()), Arc::new(workers));
         let watch = Watch::new().expect("a descriptor");

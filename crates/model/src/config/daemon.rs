@@ -8,23 +8,18 @@ use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::table::{Table, table};
+use super::table::{Table, options};
 use super::values::{Account, Cpus, Words};
 
-/// Options of the daemon: those of the command line, and `[daemon]` of a file.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
-pub struct Daemon {
-    /// Threads, sockets and confinement.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub process: Process,
-    /// HTTP sockets.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub api: Api,
+options! {
+    /// Options of the daemon: those of the command line, and `[daemon]` of a file.
+    Daemon {
+        /// Threads, sockets and confinement.
+        process: Process,
+        /// HTTP sockets.
+        api: Api,
+    }
 }
-
-table!(Daemon { process, api });
 
 impl Daemon {
     /// These options; where one is not set, that of `other`.

@@ -5,31 +5,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::port::{Attachment, Polling};
-use super::table::table;
+use super::table::options;
 use super::values::Size;
 
-/// A network: ports that reach each other by address, and the uplink that they share.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
-pub struct Network {
-    /// Queues of the uplink.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub uplink: Uplink,
-    /// How queues of the uplink are used.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub attachment: Attachment,
-    /// Busy polling.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub polling: Polling,
+options! {
+    /// A network: ports that reach each other by address, and the uplink that they share.
+    Network {
+        /// Queues of the uplink.
+        uplink: Uplink,
+        /// How queues of the uplink are used.
+        attachment: Attachment,
+        /// Busy polling.
+        polling: Polling,
+    }
 }
-
-table!(Network {
-    uplink,
-    attachment,
-    polling
-});
 
 /// Queues of an interface that the ports of a network share.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]

@@ -8,66 +8,39 @@ use serde::{Deserialize, Serialize};
 
 use super::prefix::Prefixes;
 use super::rule::{Action, Direction, Rule, rules};
-use super::table::{Mistake, Table, table};
+use super::table::{Mistake, Table, options};
 use super::values::{
     Account, Burst, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
 };
 
-/// A port: the options of `serve`, `--port`, `[port.NAME]` of a file, and the body of the API.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
-pub struct Port {
-    /// The vhost-user socket.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub socket: Socket,
-    /// The network interface, or a cable or null device instead.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub interface: Interface,
-    /// How the queues are used.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub attachment: Attachment,
-    /// Busy polling.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub polling: Polling,
-    /// Another program's XDP program, map and sockets.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub external: External,
-    /// Where frames are stored.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub memory: Memory,
-    /// The network that the port belongs to.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub member: Membership,
-    /// Options of the port in that network.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub options: MemberOptions,
-    /// What the guest may send.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub guard: Guard,
-    /// What the guest is offered.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub offers: Offers,
-    /// How much it may send and receive.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub limits: Limits,
-    /// Filter rules.
-    #[serde(flatten)]
-    #[command(flatten)]
-    pub filter: Filter,
-}
-
-table! {
-    Port { socket, interface, attachment, polling, external, memory, member, options, guard, offers, limits, filter }
+options! {
+    /// A port: the options of `serve`, `--port`, `[port.NAME]` of a file, and the body of the API.
+    Port {
+        /// The vhost-user socket.
+        socket: Socket,
+        /// The network interface, or a cable or null device instead.
+        interface: Interface,
+        /// How the queues are used.
+        attachment: Attachment,
+        /// Busy polling.
+        polling: Polling,
+        /// Another program's XDP program, map and sockets.
+        external: External,
+        /// Where frames are stored.
+        memory: Memory,
+        /// The network that the port belongs to.
+        member: Membership,
+        /// Options of the port in that network.
+        options: MemberOptions,
+        /// What the guest may send.
+        guard: Guard,
+        /// What the guest is offered.
+        offers: Offers,
+        /// How much it may send and receive.
+        limits: Limits,
+        /// Filter rules.
+        filter: Filter,
+    }
 
     fn keeps(&self, key: &str) -> bool {
         // The lease fixes the VLANs of a port with its own queues; a learning port has addresses in its old VLANs.
@@ -77,22 +50,6 @@ table! {
 }
 
 impl Port {
-    /// Names of the clap groups of these options, for an option that conflicts with all of them.
-    pub const GROUPS: [&'static str; 12] = [
-        "Socket",
-        "Interface",
-        "Attachment",
-        "Polling",
-        "External",
-        "Memory",
-        "Membership",
-        "MemberOptions",
-        "Guard",
-        "Offers",
-        "Limits",
-        "Filter",
-    ];
-
     /// A port with the keys of these words; all others, except `socket-path` and `fd`, are copied from `self`.
     ///
     /// # Errors

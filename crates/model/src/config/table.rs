@@ -148,6 +148,25 @@ macro_rules! table {
 }
 pub(crate) use table;
 
+/// Defines a [`Table`] whose keys are also options of a command.
+macro_rules! options {
+    ($(#[$about:meta])* $table:ident { $($(#[$of:meta])* $section:ident: $kind:ident,)* } $($method:item)*) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
+        pub struct $table {
+            $($(#[$of])* #[serde(flatten)] #[command(flatten)] pub $section: $kind,)*
+        }
+
+        impl $table {
+            /// Names of the clap groups of these options, for an option that conflicts with all of them.
+            pub const GROUPS: &[&'static str] = &[$(stringify!($kind)),*];
+        }
+
+        $crate::config::table::table! { $table { $($section),* } $($method)* }
+    };
+}
+pub(crate) use options;
+
 /// Removes and reads the keys of a section.
 pub(crate) fn take_section<T: DeserializeOwned>(keys: &mut Map<String, Value>) -> Result<T, Mistake> {
     let its = fields::<T>().iter().filter_map(|key| keys.remove_entry(*key));

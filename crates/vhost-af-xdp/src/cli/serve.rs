@@ -12,7 +12,7 @@ use crate::config::{Endpoint, PortConfig, ServeConfig, build, file};
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Read the ports from this file (TOML, docs/config.md) instead of the options; SIGHUP and `reload` read it again
-    #[arg(long, value_name = "FILE", conflicts_with_all = Port::GROUPS)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = Port::GROUPS.iter().copied())]
     config: Option<PathBuf>,
     /// Print the resulting configuration and whether it works on this host, and exit with 0 if it does, else with 1.
     /// Nothing is started or changed

@@ -542,7 +542,7 @@ mod tests {
             vlans: Vec::new(),
             offload: Offloads::NONE,
             offer: OnRequest::NONE,
-            rates: PortRates::UNLIMITED,
+            rates: PortRates::default(),
         }
     }
 

@@ -149,7 +149,7 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
             bits: None,
             packets: Some(rate),
         },
-        ..PortRates::UNLIMITED
+        ..PortRates::default()
     });
     world.lanes.change(0, |lane, _| {
         lane.set_limits(&limits);
