@@ -1,21 +1,27 @@
 //! Lanes of guests that have a cable, or a queue, to themselves, and filter rules.
 
-use std::sync::Arc;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use packet::ethernet::Mac;
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::QueueFeatures;
+use virtqueue::driver::{Buffer, GuestRam};
+use virtqueue::{GuestAddr, QueueFeatures};
 
 use crate::lane::{Lane, Work};
 use crate::policy::filter::{Filter, PortFilter, Rule};
-use crate::policy::guard::Guard;
+use crate::policy::guard::{Addresses, Guard, SourceGuard};
+use crate::policy::rate_limit::PortLimits;
 use crate::port_lane::PortLane;
-use crate::tests::test_guest::Memory;
-use crate::tests::test_nic::Over;
+use crate::tests::test_guest::{HEADER, Memory};
+use crate::tests::test_nic::{Over, Wire};
 use crate::tests::test_port::Port;
 use crate::tests::test_siblings::Others;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
 use model::config::Placement;
+use model::rates::{PortRates, Rate, Rates};
 
 /// A guest with so many receive buffers.
 fn guest(buffers: usize) -> (Port, QueuePair) {
@@ -192,5 +198,242 @@ fn frames_for_a_disabled_pair_keep_no_worker_awake_while_the_first_pair_has_no_b
         lane.poll(&mut others).expect("no fault");
         assert_eq!(lane.enable_notifications(&mut others), Work::None, "{has_first}");
         lane.disable_notifications();
+    }
+}
+
+const PLACEMENTS: [Placement; 3] = [Placement::Copy, Placement::SendDirect, Placement::Direct];
+const MAC: Mac = [2, 0, 0, 0, 0, 1];
+const IP: u32 = Ipv4Addr::new(192, 0, 2, 10).to_bits();
+
+/// A guest with a queue of its own and these offloads.
+fn own_queue(over: Over, offloads: Offloads) -> (Port, Box<dyn Lane>, Arc<Mutex<Wire>>) {
+    let (guest, pair) = Port::new(over.memory(1 << 20), 256, QueueFeatures::default(), offloads);
+    let (lane, wire) = over.lane(pair, &guest.memory, &guest.counters);
+    (guest, lane, wire)
+}
+
+/// Its source guard, which allows one IPv4 address without a VLAN and in VLAN 100.
+fn guard() -> Guard {
+    Guard {
+        mac: MAC,
+        vlans: vec![0, 100],
+        source_guard: Some(SourceGuard {
+            addresses: Addresses::new(&["192.0.2.10".parse().expect("valid")]),
+            ..SourceGuard::default()
+        }),
+    }
+}
+
+/// A datagram of `len` bytes to this port.
+fn datagram(mac: Mac, ip: u32, port: u16, len: usize) -> Vec<u8> {
+    let mut frame = udp(ip, port);
+    frame[6..12].copy_from_slice(&mac);
+    frame.resize(len, 0x5a);
+    frame
+}
+
+fn tagged(mut frame: Vec<u8>, vlan: u8) -> Vec<u8> {
+    frame.splice(12..12, [0x81, 0, 0, vlan]);
+    frame
+}
+
+fn sent(wire: &Mutex<Wire>) -> Vec<Vec<u8>> {
+    let wire = wire.lock().expect("no panic");
+    wire.sent.iter().map(|(frame, _)| frame.clone()).collect()
+}
+
+/// In a TX ring without room for all, so that frames wait and are checked again.
+#[test]
+fn guest_with_a_queue_of_its_own_sends_what_guard_and_rules_allow() {
+    let honest = |len| datagram(MAC, IP, 53, len);
+    let of_other_mac = datagram([2, 0, 0, 0, 0, 2], IP, 53, 60);
+    let of_other_ip = datagram(MAC, IP + 1, 53, 300);
+    let mut arp = honest(60);
+    arp[12..14].copy_from_slice(&[8, 6]);
+    // Frame, bytes of a descriptor, whether the guard allows it, whether the rules do.
+    let frames = [
+        (honest(60), 2048, true, true),
+        (of_other_mac, 2048, false, true),
+        (of_other_ip.clone(), 2048, false, true),
+        (tagged(honest(60), 100), 2048, true, true),
+        (datagram(MAC, IP, 54, 60), 2048, true, false),
+        // Counted by the one that looks first, which is the guard.
+        (datagram(MAC, IP + 1, 54, 60), 2048, false, false),
+        (honest(1000), HEADER as usize, true, true),
+        (of_other_ip.clone(), HEADER as usize, false, true),
+        (honest(1000), 40, true, true),
+        (of_other_ip, 40, false, true),
+        (arp, 2048, false, true),
+        (tagged(honest(60), 101), 2048, false, true),
+        (honest(1514), 2048, true, true),
+    ];
+    for placement in PLACEMENTS {
+        for (has_guard, has_rules) in [(true, false), (false, true), (true, true)] {
+            let over = Over {
+                ring: (4, 1),
+                ..Over::new(placement, 16)
+            };
+            let (mut guest, mut lane, wire) = own_queue(over, Offloads::NONE);
+            lane.set_guard(has_guard.then(guard).as_ref());
+            let lines = ["direction=from-guest action=allow protocol=udp destination-ports=53"];
+            let filter = rules(if has_rules { &lines } else { &[] });
+            drop(lane.set_filter(filter.for_a_lane(0)));
+            for (frame, piece, ..) in &frames {
+                guest.send_in_pieces(frame, *piece);
+            }
+            for _ in 0..200 {
+                lane.poll(&mut Others::default()).expect("no fault");
+            }
+            let case = format!("{placement:?}, guard: {has_guard}, rules: {has_rules}");
+            let allowed = frames
+                .iter()
+                .filter(|&&(.., by_guard, by_rules)| (by_guard || !has_guard) && (by_rules || !has_rules));
+            assert!(sent(&wire).iter().eq(allowed.map(|(frame, ..)| frame)), "{case}");
+            let counters = &guest.counters;
+            let of_guard = [
+                &counters.from_guest_source_address,
+                &counters.from_guest_ip_source,
+                &counters.from_guest_arp,
+                &counters.from_guest_vlan,
+            ];
+            let refused = of_guard.map(device::counters::Counter::get);
+            assert_eq!(refused, if has_guard { [1, 4, 1, 1] } else { [0; 4] }, "{case}");
+            let by_rules = u64::from(has_rules) * if has_guard { 1 } else { 2 };
+            assert_eq!(counters.from_guest_filter.get(), by_rules, "{case}");
+        }
+    }
+}
+
+/// What the guard refuses takes nothing of the limit. So low a rate that nothing flows in for two hours.
+#[test]
+fn limits_hold_for_a_guest_with_a_queue_of_its_own() {
+    let five = Rates {
+        bits: Some(Rate {
+            per_second: 1,
+            burst: 5 * 1000 * 8,
+        }),
+        packets: None,
+    };
+    for placement in PLACEMENTS {
+        let (mut guest, mut lane, wire) = own_queue(Over::new(placement, 64), Offloads::NONE);
+        let limit = |lane: &mut dyn Lane, from_guest, to_guest| {
+            lane.set_limits(&PortLimits::new(PortRates { from_guest, to_guest }));
+        };
+        lane.set_guard(Some(&guard()));
+        limit(&mut *lane, five, five);
+        guest.post(20);
+        for port in 0..10 {
+            guest.send(&datagram(MAC, IP + 1, port, 1000));
+            guest.send(&datagram(MAC, IP, port, 1000));
+        }
+        let poll = |lane: &mut dyn Lane| {
+            (0..4).for_each(|_| _ = lane.poll(&mut Others::default()).expect("no fault"));
+        };
+        poll(&mut *lane);
+        assert_eq!(sent(&wire).len(), 5, "{placement:?}");
+        assert_eq!(guest.counters.from_guest_limit_waits.get(), 1, "{placement:?}");
+        if placement != Placement::Direct {
+            let frame = datagram(MAC, IP, 9, 1000);
+            (0..9).for_each(|_| wire.lock().expect("no panic").arrive(&frame));
+            poll(&mut *lane);
+            assert_eq!(guest.got().len(), 5, "{placement:?}");
+            assert_eq!(guest.counters.to_guest_limit.get(), 4, "{placement:?}");
+        }
+        limit(&mut *lane, Rates::default(), Rates::default());
+        poll(&mut *lane);
+        let expected = (0..10).map(|port| datagram(MAC, IP, port, 1000));
+        assert!(sent(&wire).into_iter().eq(expected), "{placement:?}");
+        assert_eq!(guest.counters.from_guest_ip_source.get(), 10, "{placement:?}");
+    }
+}
+
+#[test]
+fn gso_packet_of_a_guest_with_a_queue_of_its_own_costs_its_segments() {
+    let packets = Some(Rate {
+        per_second: 1,
+        burst: 50,
+    });
+    let from_guest = Rates { bits: None, packets };
+    for placement in PLACEMENTS {
+        let over = Over {
+            ring: (256, 256),
+            ..Over::new(placement, 512)
+        };
+        let (mut guest, mut lane, wire) = own_queue(over, Offloads::all());
+        lane.set_limits(&PortLimits::new(PortRates {
+            from_guest,
+            ..PortRates::default()
+        }));
+        guest.send_gso([2; 6], MAC, 110, 1);
+        guest.send(&datagram(MAC, IP, 1, 60));
+        for _ in 0..10 {
+            lane.poll(&mut Others::default()).expect("no fault");
+        }
+        assert_eq!(sent(&wire).len(), 110, "{placement:?}");
+        assert_eq!(guest.counters.from_guest_limit_waits.get(), 1, "{placement:?}");
+    }
+}
+
+/// A thread of the guest writes other sources into the frame at this address, and the right one, over and over, until
+/// the returned value is dropped.
+pub(crate) fn forge(ram: &Arc<GuestRam>, addr: GuestAddr, macs: [Mac; 2]) -> Arc<()> {
+    let at = move |offset: u64| addr.checked_add(u64::from(HEADER) + offset).expect("inside");
+    let (goes_on, ram) = (Arc::new(()), Arc::clone(ram));
+    let is_wanted = Arc::clone(&goes_on);
+    std::thread::spawn(move || {
+        while Arc::strong_count(&is_wanted) > 1 {
+            for (mac, ip) in [(0, 10), (1, 11), (0, 11), (1, 10)] {
+                ram.write(at(6), &macs[mac]);
+                ram.write(at(29), &[ip]);
+            }
+        }
+    });
+    goes_on
+}
+
+#[test]
+fn header_that_changes_meanwhile_leaves_a_queue_of_the_guests_own_as_it_was_checked() {
+    for placement in PLACEMENTS {
+        for (len, has_guard) in [(60, true), (1000, true), (1000, false)] {
+            let (mut guest, mut lane, wire) = own_queue(Over::new(placement, 64), Offloads::NONE);
+            let allow = "direction=from-guest action=allow source=192.0.2.10";
+            let lines = [allow];
+            let filter = rules(if has_guard { &[] } else { &lines });
+            lane.set_guard(has_guard.then(guard).as_ref());
+            drop(lane.set_filter(filter.for_a_lane(0)));
+            let honest = datagram(MAC, IP, 53, len);
+            let bytes = [&[0; HEADER as usize][..], &honest].concat();
+            let addr = guest.memory.put(&bytes);
+            // Rules know no MAC address.
+            let other = if has_guard { [2, 0, 0, 0, 0, 2] } else { MAC };
+            let _forger = forge(&guest.memory.ram, addr, [MAC, other]);
+            let (mut count, begun) = (0, Instant::now());
+            let counters = Arc::clone(&guest.counters);
+            let refused = || match has_guard {
+                true => counters
+                    .from_guest_source_address
+                    .get()
+                    .min(counters.from_guest_ip_source.get()),
+                false => counters.from_guest_filter.get(),
+            };
+            while count < 500 || refused() == 0 {
+                assert!(
+                    begun.elapsed() < Duration::from_secs(60),
+                    "{count} sent, {} refused",
+                    refused()
+                );
+                while guest.from_guest.take_used().is_some() {}
+                for _ in 0..16 {
+                    let buffer = Buffer::readable(addr, bytes.len() as u32);
+                    guest.from_guest.add(&[buffer]).expect("room");
+                }
+                guest.from_guest.publish();
+                (0..4).for_each(|_| _ = lane.poll(&mut Others::default()).expect("no fault"));
+                for (frame, _) in wire.lock().expect("no panic").sent.drain(..) {
+                    assert!(frame == honest, "{placement:?}: a frame that was not checked");
+                    count += 1;
+                }
+            }
+        }
     }
 }

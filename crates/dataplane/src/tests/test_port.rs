@@ -72,6 +72,19 @@ impl Port {
         self.from_guest.publish()
     }
 
+    /// Sends a frame behind an empty header, in descriptors of `piece` bytes.
+    pub(crate) fn send_in_pieces(&mut self, frame: &[u8], piece: usize) {
+        let bytes = [&[0; HEADER as usize][..], frame].concat();
+        let addr = self.memory.put(&bytes).get();
+        let descriptor = |at: usize| {
+            let len = piece.min(bytes.len() - at);
+            Buffer::readable(GuestAddr(addr + at as u64), len as u32)
+        };
+        let descriptors: Vec<_> = (0..bytes.len()).step_by(piece).map(descriptor).collect();
+        self.from_guest.add(&descriptors).expect("room");
+        self.from_guest.publish();
+    }
+
     /// Sends a TCP packet with so many bytes of payload, to be segmented by `size`; returns the packet.
     pub(crate) fn send_gso(&mut self, to: Mac, from: Mac, payload: usize, size: u16) -> Vec<u8> {
         let (asked, packet) = gso_packet(to, from, payload, size);
