@@ -6,6 +6,7 @@ mod hairpin;
 mod host;
 mod learning;
 mod multicast;
+mod own_queue;
 mod pairs;
 mod port_marks;
 mod promiscuous;
@@ -36,6 +37,7 @@ use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
 use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::tests::test_port::Port;
+use crate::tests::test_xdp::XdpWire;
 use crate::uplink::uplink_lane::UplinkLane;
 use crate::worker::slots::{Lanes, Slot};
 use device::counters::PairCounters;
@@ -136,7 +138,16 @@ impl World {
         offloads: Offloads,
         lane: impl FnOnce(QueuePair, Arc<PairCounters>, (PortNumber, u16)) -> Box<dyn Lane>,
     ) {
-        let (port, mut pair) = Port::new(Memory::new(1 << 20, 0), 256, QueueFeatures::default(), offloads);
+        let (port, pair) = Port::new(Memory::new(1 << 20, 0), 256, QueueFeatures::default(), offloads);
+        self.add_port((number, pair_number), (port, pair), lane);
+    }
+
+    fn add_port(
+        &mut self,
+        (number, pair_number): (u16, u16),
+        (port, mut pair): (Port, QueuePair),
+        lane: impl FnOnce(QueuePair, Arc<PairCounters>, (PortNumber, u16)) -> Box<dyn Lane>,
+    ) {
         for vring in [&mut pair.from_guest, &mut pair.to_guest] {
             vring.kick = Some(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
         }
@@ -203,6 +214,23 @@ impl World {
         self.wire = Some(wire);
         self.rebuild_forwarding();
         self
+    }
+
+    /// Adds another queue of the uplink, which only sends; returns what it sends.
+    fn add_sending_uplink(&mut self) -> XdpWire {
+        let (queue, wire) = XdpWire::queue(64, Sends::PLAIN);
+        let origin = Origin {
+            frame_limit: 1518,
+            partial_checksums: false,
+        };
+        let lane = UplinkLane::new(queue, origin, Arc::clone(&self.uplink));
+        let role = Role::Uplink {
+            network: NETWORK.into(),
+            queue: 1,
+        };
+        self.add_slot(Box::new(lane), role);
+        self.rebuild_forwarding();
+        wire
     }
 
     pub(crate) fn rebuild_forwarding(&mut self) {

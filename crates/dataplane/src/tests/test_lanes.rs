@@ -13,6 +13,8 @@ use crate::backend::own_queue::CopyQueue;
 use crate::backend::receiver::Receiver;
 use crate::direct::{DirectMemory, DirectQueue};
 #[cfg(test)]
+use crate::fdb::PortNumber;
+#[cfg(test)]
 use crate::lane::Lane;
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::NicQueue;
@@ -39,6 +41,36 @@ pub(crate) fn send_direct_lane<N: Nic>(
 ) -> PortLane<DirectQueue<N, Receiver>> {
     let own = DirectQueue::send_only(&mut pair, queue, memory, (false, &counters));
     PortLane::alone(pair, counters, own)
+}
+
+/// A guest of a network's port, or outside of networks, in copy placement. Its port, and whether its tags are taken off.
+#[cfg(test)]
+pub(crate) fn copy_lane_of<N: Lent + 'static>(
+    pair: QueuePair,
+    queue: NicQueue<N>,
+    counters: Arc<PairCounters>,
+    port: Option<(PortNumber, bool)>,
+) -> Box<dyn Lane> {
+    let Some((port, untags)) = port else {
+        return Box::new(copy_lane(pair, queue, counters));
+    };
+    let own = CopyQueue::new(&pair.to_guest, queue, untags, &counters);
+    Box::new(PortLane::with_queue(pair, counters, (port, 0), own))
+}
+
+/// The same in send-direct placement.
+#[cfg(test)]
+pub(crate) fn send_direct_lane_of<N: Nic + 'static>(
+    mut pair: QueuePair,
+    (queue, memory): (Coupled<N>, DirectMemory),
+    counters: Arc<PairCounters>,
+    port: Option<(PortNumber, bool)>,
+) -> Box<dyn Lane> {
+    let Some((port, untags)) = port else {
+        return Box::new(send_direct_lane(pair, queue, memory, counters));
+    };
+    let own = DirectQueue::send_only(&mut pair, queue, memory, (untags, &counters));
+    Box::new(PortLane::with_queue(pair, counters, (port, 0), own))
 }
 
 /// The same in direct placement.

@@ -9,6 +9,7 @@ use packet::checksum::ChecksumAt;
 use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 
 use crate::direct::{CHUNK_BYTES, DirectMemory};
+use crate::fdb::PortNumber;
 use crate::frame::bytes::GuestRam;
 use crate::frame::gso::TXMD_CHECKSUM;
 use crate::lane::Lane;
@@ -19,7 +20,7 @@ use crate::nic::queue::{LinkState, Nic, Sends};
 use crate::nic::tap::SendTap;
 use crate::nic::xdp::XdpNic;
 use crate::tests::test_guest::Memory;
-use crate::tests::test_lanes::{copy_lane, direct_lane, send_direct_lane};
+use crate::tests::test_lanes::{copy_lane_of, direct_lane, send_direct_lane_of};
 use device::counters::PairCounters;
 use device::pair::QueuePair;
 use model::config::Placement;
@@ -130,6 +131,16 @@ impl Over {
         counters: &Arc<PairCounters>,
         send_tap: Option<SendTap>,
     ) -> (Box<dyn Lane>, Arc<Mutex<Wire>>) {
+        self.lane_of((pair, memory, counters), send_tap, None)
+    }
+
+    /// The lane of a pair of a network's port, if `port` has the pair; and whether tags are taken off there.
+    pub(crate) fn lane_of(
+        self,
+        (pair, memory, counters): (QueuePair, &Memory, &Arc<PairCounters>),
+        send_tap: Option<SendTap>,
+        port: Option<(PortNumber, bool)>,
+    ) -> (Box<dyn Lane>, Arc<Mutex<Wire>>) {
         let umem = match self.placement {
             Placement::Copy => own_memory(self.chunks),
             _ => Umem::unaligned(Arc::new(GuestRam(Arc::clone(&memory.map))), CHUNK_BYTES, 0).expect("good"),
@@ -146,7 +157,7 @@ impl Over {
                 let _ = queue.pool.take();
             }
             queue.send_tap = send_tap;
-            return (Box::new(copy_lane(pair, queue, counters)), wire);
+            return (copy_lane_of(pair, queue, counters, port), wire);
         }
         let own = memory.map.guest_len();
         let end = own + (self.chunks * CHUNK_BYTES as usize) as u64;
@@ -154,7 +165,7 @@ impl Over {
         let queue = Coupled::new(nic, self.sends);
         let lane: Box<dyn Lane> = match self.placement {
             Placement::Direct => Box::new(direct_lane(pair, queue, memory, counters)),
-            _ => Box::new(send_direct_lane(pair, queue, memory, counters)),
+            _ => send_direct_lane_of(pair, (queue, memory), counters, port),
         };
         (lane, wire)
     }

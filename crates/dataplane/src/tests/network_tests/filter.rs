@@ -15,7 +15,7 @@ pub(super) fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter 
 }
 
 /// The same of several, which have them in common.
-fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter {
+pub(super) fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter {
     let rules = rules
         .lines()
         .map(|words| words.trim().parse::<Rule>().expect(words));
@@ -45,7 +45,7 @@ fn many(direction: &str) -> String {
     all.join("\n") + &format!("\ndirection={direction} action=allow protocol=udp")
 }
 
-fn udp(to: Mac, from: Mac, source: u32, port: u16) -> Vec<u8> {
+pub(super) fn udp(to: Mac, from: Mac, source: u32, port: u16) -> Vec<u8> {
     let mut frame = frame(to, from, 60);
     frame[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
     frame[26..30].copy_from_slice(&Ipv4Addr::from_bits(source).octets());

@@ -322,6 +322,72 @@ fn guest_whose_frames_loop_for_ever_does_not_slow_others() {
     }
 }
 
+/// A hairpin port of two pairs with queues of 1024 entries; it sends offloads and accepts none.
+fn two_pairs() -> World {
+    let mut world = World::default();
+    let fdb = Fdb::new(vec![Some(hairpin(0))]);
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    let sends = Offloads {
+        csum: true,
+        tso4: true,
+        ..Offloads::NONE
+    };
+    for pair in [0, 1] {
+        let port = Port::new(Memory::new(1 << 22, 0), 1024, QueueFeatures::default(), sends);
+        world.add_port((0, pair), port, |pair, counters, of| {
+            Box::new(PortLane::new(pair, counters, of))
+        });
+    }
+    world.rebuild_forwarding();
+    world.posting(800)
+}
+
+/// A budget is for 64 plain frames. The guest receives by the sending pair, or by its first while that one is disabled.
+#[test]
+fn copies_segments_descriptors_and_look_ups_of_frames_that_come_back_use_up_the_budget() {
+    let line = |port| format!("direction=to-guest action=deny protocol=tcp destination-ports={port}\n");
+    let many: String = (1..10_000).map(line).collect();
+    let many = many + "direction=to-guest action=allow protocol=udp";
+    for by_first in [false, true] {
+        let sent_in_two_polls = |rules: &str, send: &dyn Fn(&mut Port, u32)| {
+            let mut world = two_pairs();
+            filter::filter_all(&mut world, 0..2, rules);
+            switch(&mut *world.lanes.slots[1].lane, Direction::ToGuest, !by_first);
+            world.rebuild_forwarding();
+            (0..80).for_each(|number| send(&mut world.ports[1], number));
+            (0..2).for_each(|_| _ = world.lanes.poll(1));
+            std::iter::from_fn(|| world.ports[1].from_guest.take_used()).count()
+        };
+        let plain = |to: Mac| move |port: &mut Port, _| _ = port.send(&frame(to, mac(0), 60));
+        let in_pieces = |port: &mut Port, _| port.send_in_pieces(&frame(mac(0), mac(0), 60), 6);
+        let packet = |port: &mut Port, _| _ = port.send_gso(mac(0), mac(0), 400, 100);
+        let flow = |port: &mut Port, number| _ = port.send(&filter::udp(mac(0), mac(0), number, 53));
+        let sent = [
+            sent_in_two_polls("", &plain(mac(0))),
+            sent_in_two_polls("", &plain(BROADCAST)),
+            sent_in_two_polls("", &in_pieces),
+            sent_in_two_polls(&many, &flow),
+        ];
+        assert_eq!(sent, [80, 64, 43, if by_first { 3 } else { 64 }]);
+        if !by_first {
+            assert_eq!(sent_in_two_polls("", &packet), 26);
+        }
+    }
+}
+
+#[test]
+fn frame_behind_a_packet_of_many_segments_comes_back_behind_them() {
+    let mut world = two_pairs();
+    let last = frame(mac(0), mac(0), 60);
+    for segments in [100, 400] {
+        world.ports[0].send_gso(mac(0), mac(0), segments * 50, 50);
+        world.ports[0].send(&last);
+        (0..20).for_each(|_| world.poll());
+        let got = world.ports[0].take();
+        assert_eq!((got.len(), got.last()), (segments + 1, Some(&last)));
+    }
+}
+
 /// Its receive buffers are where its frames are: it overwrites only itself, and others get the checked bytes.
 #[test]
 fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {

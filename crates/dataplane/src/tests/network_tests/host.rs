@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use device::pair::Direction;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
@@ -10,6 +11,7 @@ use crate::lane::Work;
 use crate::lane::limits::BATCH;
 use crate::nic::tap::Tap;
 use crate::tests::fairness_tests::with_offloads;
+use crate::tests::test_lanes::switch;
 
 pub(super) const HOST: Mac = [2, 0, 0, 0, 2, 0];
 const BEFORE: usize = HEADER as usize;
@@ -153,6 +155,29 @@ fn frames_of_the_host_reach_ports_only() {
     }
     assert!(read(&host).is_empty(), "nothing comes back to it");
     assert_eq!(counters.from_guest_no_station.get(), 6);
+}
+
+#[test]
+fn host_reaches_a_guest_that_has_moved_by_the_lan_and_not_one_that_is_disabled() {
+    let known: Vec<_> = (0..2).map(fdb_port).collect();
+    let mut world = World::of(known.clone()).posting(16);
+    let (host, counters) = add_host(&mut world, known, true);
+    let mut uplink = world.add_sending_uplink();
+    let sent = frame(mac(0), HOST, 60);
+    let mut says = |world: &mut World| {
+        world.rebuild_forwarding();
+        assert!(write(&host, &sent));
+        (0..4).for_each(|_| world.poll());
+        [world.ports[0].take(), uplink.take()]
+    };
+    let (none, it) = (Vec::new, || vec![sent.clone()]);
+    assert_eq!(says(&mut world), [it(), none()]);
+    switch(&mut *world.lanes.slots[0].lane, Direction::ToGuest, false);
+    assert_eq!(says(&mut world), [none(), none()]);
+    assert_eq!(counters.from_guest_no_peer.get(), 1);
+    world.lanes.slots.remove(0).lane.stop();
+    assert_eq!(says(&mut world), [none(), it()]);
+    assert_eq!(counters.from_guest_no_peer.get(), 1);
 }
 
 #[test]

@@ -64,14 +64,23 @@ fn unicast_only_port_receives_no_multicast_from_guests_or_the_uplink() {
     assert_eq!(world.ports[1].counters.from_guest_multicast_frames.get(), 2);
 }
 
+/// Of a guest that has moved to another host it is no returned one.
 #[test]
 fn returned_frame_is_dropped_and_counted() {
-    let mut world = World::of_vlans(&[Vlans::Untagged, Vlans::Untagged, Vlans::Access(100)]);
+    let mut world = World::of_vlans(&[
+        Vlans::Untagged,
+        Vlans::Untagged,
+        Vlans::Access(100),
+        Vlans::Untagged,
+    ]);
+    world.lanes.slots.remove(3).lane.stop();
     let of_the_lan = frame(BROADCAST, STRANGER, 60);
+    let of_moved = frame(BROADCAST, mac(3), 60);
     let copies = [
         (0, frame(BROADCAST, mac(0), 60)),
         (100, tagged(&frame(BROADCAST, mac(2), 60), 100)),
         (0, of_the_lan.clone()),
+        (0, of_moved.clone()),
         // In another VLAN the address is nobody's.
         (0, frame(BROADCAST, mac(2), 61)),
     ];
@@ -81,7 +90,7 @@ fn returned_frame_is_dropped_and_counted() {
     world.add_slot(Box::new(lane), Role::Multicast { network });
     world.rebuild_forwarding();
     world.poll();
-    let wanted = [of_the_lan, frame(BROADCAST, mac(2), 61)];
+    let wanted = [of_the_lan, of_moved, frame(BROADCAST, mac(2), 61)];
     assert_eq!(world.ports[0].got(), wanted);
     assert_eq!(world.ports[1].got(), wanted);
     assert!(world.ports[2].got().is_empty());
