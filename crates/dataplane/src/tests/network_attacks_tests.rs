@@ -1,8 +1,11 @@
 //! What a hostile guest of a network tries, and what the others notice of it.
 
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::policy::guard::{Addresses, SourceGuard};
+use crate::tests::policy_tests::forge;
 
 /// A frame to a port with the tag of a VLAN, cut off after so many bytes.
 fn cut_off(to: Mac, vlan: u16, len: usize) -> Vec<u8> {
@@ -124,6 +127,69 @@ fn checksum_of_the_addresses_is_nothing_to_ask_for_in_a_vlan() {
     world.poll();
     assert_eq!(world.ports[0].counters.from_guest_offload_malformed.get(), 3);
     assert_eq!(world.ports[1].got().len(), 1);
+}
+
+/// Two ports, of which the first may use one IPv4 address; and a datagram of its guest.
+fn guarded(offloads: Offloads) -> (World, Vec<u8>) {
+    let guard = SourceGuard {
+        addresses: Addresses::new(&["192.0.2.10".parse().expect("valid")]),
+        ..SourceGuard::default()
+    };
+    let first = fdb_port_with(0, |port| port.source_guard = Some(Arc::new(guard)));
+    let world = World::offering(vec![first, fdb_port(1)], offloads);
+    let own = Ipv4Addr::new(192, 0, 2, 10).to_bits();
+    (world.posting(16), filter::udp(mac(1), mac(0), own, 53))
+}
+
+#[test]
+fn checksum_is_stored_in_no_byte_that_was_checked() {
+    let (mut world, datagram) = guarded(Offloads::all());
+    let asking = |start: u8, offset: u8| [1, 0, 0, 0, 0, 0, start, 0, offset, 0, 0, 0];
+    // The Ethernet header's address and type, both IPv4 addresses, the ports.
+    for field in [6, 10, 12, 26, 28, 30, 34, 36] {
+        world.ports[0].send_with(asking(0, field), &datagram);
+    }
+    // A port without addresses: source address and VLAN.
+    for field in [6, 8, 10, 11, 12, 13] {
+        world.ports[1].send_with(asking(0, field), &frame(mac(0), mac(1), 60));
+    }
+    world.ports[0].send_with(asking(34, 6), &datagram);
+    world.poll();
+    let refused = [0, 1].map(|port: usize| world.ports[port].counters.from_guest_checksum_in_headers.get());
+    assert_eq!(refused, [8, 6]);
+    assert!(world.ports[0].got().is_empty());
+    assert_eq!(world.ports[1].got(), [datagram]);
+}
+
+#[test]
+fn header_that_changes_meanwhile_is_passed_on_as_it_was_checked() {
+    let (mut world, honest) = guarded(Offloads::NONE);
+    let bytes = [&[0; HEADER as usize][..], &honest].concat();
+    let addr = world.ports[0].memory.put(&bytes);
+    let _forger = forge(&world.ports[0].memory.ram, addr, [mac(0), mac(1)]);
+    let (mut count, begun) = (0, Instant::now());
+    let counters = Arc::clone(&world.ports[0].counters);
+    let refused = || {
+        let by_mac = counters.from_guest_source_address.get();
+        by_mac.min(counters.from_guest_ip_source.get())
+    };
+    while count < 500 || refused() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{count} passed on");
+        let guest = &mut world.ports[0].from_guest;
+        while guest.take_used().is_some() {}
+        for _ in 0..16 {
+            let buffer = Buffer::readable(addr, bytes.len() as u32);
+            guest.add(&[buffer]).expect("room");
+        }
+        guest.publish();
+        world.poll();
+        let got = world.ports[1].take();
+        assert!(
+            got.iter().all(|frame| *frame == honest),
+            "one that was not checked"
+        );
+        count += got.len();
+    }
 }
 
 /// A frame to a group is copied for each: a flood of them takes no more of the worker than one of other frames.

@@ -322,6 +322,28 @@ fn frame_that_comes_back_to_its_sender_passes_its_rules_both_ways() {
 }
 
 #[test]
+fn rules_apply_between_a_guest_and_the_host() {
+    let known = vec![fdb_port(0)];
+    let mut world = World::of(known.clone()).posting(16);
+    let (host, _) = host::add_host(&mut world, known, true);
+    let rules = "direction=from-guest action=allow protocol=udp destination-ports=53
+                 direction=to-guest action=allow protocol=udp destination-ports=80";
+    filter(&mut world, 0, rules);
+    let to_host = |port| udp(host::HOST, mac(0), 1, port);
+    let to_guest = |port| udp(mac(0), host::HOST, 1, port);
+    for (from, to) in [(54, 81), (53, 80)] {
+        world.ports[0].send(&to_host(from));
+        assert!(host::write(&host, &to_guest(to)));
+    }
+    (0..2).for_each(|_| world.poll());
+    assert_eq!(host::read(&host), [to_host(53)]);
+    assert_eq!(world.ports[0].got(), [to_guest(80)]);
+    let counters = &world.ports[0].counters;
+    let refused = (counters.from_guest_filter.get(), counters.to_guest_filter.get());
+    assert_eq!(refused, (1, 1));
+}
+
+#[test]
 fn packet_that_is_cut_is_judged_once() {
     let ports = [0, 1].map(fdb_port);
     let sends = Offloads {

@@ -27,16 +27,50 @@ fn service_tag_is_no_way_into_a_vlan() {
     assert_eq!(world.uplink.to_guest_no_port.get(), 4);
 }
 
+/// By tags of its own, whatever they are, and several of them.
 #[test]
-fn guest_sends_no_service_tag() {
-    let vlans = [Vlans::Untagged, Vlans::Access(100), Vlans::Trunk(vec![100])];
-    let mut world = World::of_vlans(&vlans).with_uplink(256);
-    for port in 0..3 {
-        let sent = service_tagged(&frame(mac(0), mac(port), 60), 100);
-        world.ports[usize::from(port)].send(&sent);
+fn guest_gets_into_no_other_vlan_by_tags() {
+    let trunk = Vlans::Trunk(vec![100, 102]);
+    let vlans = [Vlans::Access(100), trunk, Vlans::Access(101), Vlans::Untagged];
+    let mut world = World::of_vlans(&vlans);
+    let mut uplink = world.add_sending_uplink();
+    let other_kind = |frame: &[u8], kind: u16| {
+        let mut frame = tagged(frame, 101);
+        frame[12..14].copy_from_slice(&kind.to_be_bytes());
+        frame
+    };
+    for port in [0, 1, 3] {
+        let mut sent = 0;
+        for to in [mac(2), mac(3), STRANGER, BROADCAST] {
+            let plain = frame(to, mac(port as u8), 60);
+            let mut hops = vec![
+                tagged(&plain, 101),
+                tagged(&tagged(&plain, 101), 100),
+                tagged(&tagged(&plain, 100), 101),
+                tagged(&tagged(&plain, 101), 0),
+                service_tagged(&plain, 101),
+                other_kind(&plain, 0x9100),
+                tagged(&service_tagged(&plain, 101), 100),
+                tagged(&other_kind(&plain, 0x9100), 100),
+            ];
+            if port == 1 {
+                // A trunk has no frames without a VLAN.
+                hops.extend([plain.clone(), tagged(&plain, 0)]);
+            }
+            hops.iter().for_each(|hop| _ = world.ports[port].send(hop));
+            sent += hops.len() as u64;
+        }
+        world.poll();
+        assert_eq!(world.ports[port].counters.from_guest_vlan.get(), sent, "{port}");
     }
-    world.poll();
-    for port in &mut world.ports {
-        assert_eq!((port.got().len(), port.counters.from_guest_vlan.get()), (0, 1));
+    assert!(world.ports.iter_mut().all(|port| port.got().is_empty()));
+    assert!(uplink.take().is_empty());
+    // A priority is no VLAN: the frame is in that of the port.
+    for to in [mac(1), STRANGER] {
+        world.ports[0].send(&tagged(&frame(to, mac(0), 60), 7 << 13));
     }
+    (0..2).for_each(|_| world.poll());
+    let in_vlan = |to| tagged(&frame(to, mac(0), 60), 7 << 13 | 100);
+    assert_eq!(world.ports[1].got(), [in_vlan(mac(1))]);
+    assert_eq!(uplink.take(), [in_vlan(STRANGER)]);
 }
