@@ -19,6 +19,8 @@ pub(crate) mod pieces_tests;
 #[cfg(test)]
 pub(crate) mod policy_tests;
 #[cfg(test)]
+pub(crate) mod request_tests;
+#[cfg(test)]
 pub(crate) mod stop_tests;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;

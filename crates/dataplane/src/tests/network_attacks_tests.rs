@@ -3,9 +3,12 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::policy::guard::{Addresses, SourceGuard};
-use crate::tests::policy_tests::forge;
+use crate::tests::fairness_tests::{gso_packet, with_offloads};
+use crate::tests::test_port::forge;
 
 /// A frame to a port with the tag of a VLAN, cut off after so many bytes.
 fn cut_off(to: Mac, vlan: u16, len: usize) -> Vec<u8> {
@@ -166,7 +169,7 @@ fn header_that_changes_meanwhile_is_passed_on_as_it_was_checked() {
     let (mut world, honest) = guarded(Offloads::NONE);
     let bytes = [&[0; HEADER as usize][..], &honest].concat();
     let addr = world.ports[0].memory.put(&bytes);
-    let _forger = forge(&world.ports[0].memory.ram, addr, [mac(0), mac(1)]);
+    let _forger = forge(&world.ports[0], addr, [mac(0), mac(1)]);
     let (mut count, begun) = (0, Instant::now());
     let counters = Arc::clone(&world.ports[0].counters);
     let refused = || {
@@ -313,4 +316,67 @@ fn announcement_is_in_the_vlans_of_its_port_and_of_its_own_address() {
     );
     assert_eq!(announce(&mut world, 0, &own(1)), vec![none; 5]);
     assert_eq!(world.ports[0].counters.from_guest_source_address.get(), 1);
+}
+
+/// A frame that a guest gets asks for nothing that is not in it. `takes`: the guest accepts all offloads.
+fn assert_sane((header, frame): &([u8; 10], Vec<u8>), takes: bool) {
+    let word = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+    let (headers, size, start, offset) = (word(2), word(4), word(6), word(8));
+    let len = frame.len();
+    assert!(takes || *header == [0; 10], "{header:?}");
+    assert!(len >= 14 && header[0] <= 1, "{header:?}");
+    assert!(header[0] == 0 || start + offset + 2 <= len, "{header:?} of {len}");
+    if header[1] == 0 {
+        assert!(len <= 1518, "{len} bytes");
+        return;
+    }
+    assert!(
+        matches!(header[1] & 0x7f, 1 | 4 | 5) && header[0] == 1,
+        "{header:?}"
+    );
+    assert!(
+        size > 0 && headers > start && headers <= len && len <= 65_557,
+        "{header:?} of {len}"
+    );
+    assert!(headers + size.min(len - headers) <= 1518 && (len - headers).div_ceil(size) <= 2048);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// For a guest that takes packets whole, and for one for which they are cut.
+    #[test]
+    fn packets_with_any_request_come_as_what_they_are_or_not_at_all(
+        payload in prop::sample::select(vec![0, 1, 100, 2000, 20_001, 60_000]),
+        size in prop::sample::select(vec![0, 1, 48, 1000, 1448, 9000, 65_535]),
+        of_header in prop::collection::vec((0..10usize, any::<u8>()), 0..3),
+        of_frame in prop::collection::vec((12..60usize, any::<u8>()), 0..2),
+        piece in prop::sample::select(vec![19, 200, 70_000]),
+    ) {
+        for takes in [false, true] {
+            let mut world = World::offering(vec![fdb_port(0), fdb_port(1)], Offloads::all());
+            let accepted = Offloads { csum: true, ..Offloads::NONE };
+            with_offloads(&mut world, 1, if takes { Offloads::all() } else { accepted });
+            world.ports[1].post(200);
+            let (asked, mut frame) = gso_packet(mac(1), mac(0), payload, size);
+            let mut bytes = asked.to_vec();
+            of_header.iter().for_each(|&(at, byte)| bytes[at] = byte);
+            for &(at, byte) in &of_frame {
+                if let Some(changed) = frame.get_mut(at) {
+                    *changed = byte;
+                }
+            }
+            let piece = piece.max((frame.len() + 12).div_ceil(200));
+            world.ports[0].send_all_in_pieces(&[&bytes[..], &[0, 0], &frame].concat(), piece);
+            let last = super::frame(mac(1), mac(0), 61);
+            world.ports[0].send(&last);
+            let mut got = Vec::new();
+            for _ in 0..40 {
+                world.poll();
+                got.extend(world.ports[1].take_merged());
+            }
+            got.iter().for_each(|got| assert_sane(got, takes));
+            prop_assert_eq!(got.last(), Some(&([0; 10], last)));
+        }
+    }
 }

@@ -1,22 +1,23 @@
 //! Lanes of guests that have a cable, or a queue, to themselves, and filter rules.
 
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use packet::ethernet::Mac;
 use rustix::event::{EventfdFlags, eventfd};
-use virtqueue::driver::{Buffer, GuestRam};
-use virtqueue::{GuestAddr, QueueFeatures};
+use virtqueue::QueueFeatures;
+use virtqueue::driver::Buffer;
 
 use crate::lane::{Lane, Work};
 use crate::policy::filter::{Filter, PortFilter, Rule};
 use crate::policy::guard::{Addresses, Guard, SourceGuard};
 use crate::policy::rate_limit::PortLimits;
 use crate::port_lane::PortLane;
+use crate::tests::fairness_tests::gso_packet;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_nic::{Over, Wire};
-use crate::tests::test_port::Port;
+use crate::tests::test_nic::{Over, PLACEMENTS, own_queue, sent};
+use crate::tests::test_port::{Port, forge};
 use crate::tests::test_siblings::Others;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
@@ -201,16 +202,35 @@ fn frames_for_a_disabled_pair_keep_no_worker_awake_while_the_first_pair_has_no_b
     }
 }
 
-const PLACEMENTS: [Placement; 3] = [Placement::Copy, Placement::SendDirect, Placement::Direct];
+/// In as many buffers as it needs.
+#[test]
+fn gso_packet_and_partial_checksum_pass_a_cable_untouched() {
+    for packed in [false, true] {
+        let features = QueueFeatures {
+            packed,
+            ..QueueFeatures::default()
+        };
+        let end = || Port::new(Memory::new(1 << 20, 0), 256, features, Offloads::all());
+        let ((mut a, from), (mut b, to)) = (end(), end());
+        let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
+        let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
+        b.post(40);
+        let (asked, packet) = gso_packet([2; 6], MAC, 60_000, 1448);
+        let (_, segment) = gso_packet([2; 6], MAC, 1000, 1448);
+        // The checksum's place is the same.
+        let partial = [&[1, 0, 0, 0, 0, 0], &asked[6..]].concat();
+        for (header, bytes) in [(asked.to_vec(), packet), (partial, segment)] {
+            let sent = [&header[..], &[0, 0]].concat().try_into().expect("twelve bytes");
+            a.send_with(sent, &bytes);
+            from.poll(&mut Others::one(&mut to)).expect("no fault");
+            let header = header.try_into().expect("ten bytes");
+            assert!(b.take_merged() == [(header, bytes)], "packed: {packed}");
+        }
+    }
+}
+
 const MAC: Mac = [2, 0, 0, 0, 0, 1];
 const IP: u32 = Ipv4Addr::new(192, 0, 2, 10).to_bits();
-
-/// A guest with a queue of its own and these offloads.
-fn own_queue(over: Over, offloads: Offloads) -> (Port, Box<dyn Lane>, Arc<Mutex<Wire>>) {
-    let (guest, pair) = Port::new(over.memory(1 << 20), 256, QueueFeatures::default(), offloads);
-    let (lane, wire) = over.lane(pair, &guest.memory, &guest.counters);
-    (guest, lane, wire)
-}
 
 /// Its source guard, which allows one IPv4 address without a VLAN and in VLAN 100.
 fn guard() -> Guard {
@@ -235,11 +255,6 @@ fn datagram(mac: Mac, ip: u32, port: u16, len: usize) -> Vec<u8> {
 fn tagged(mut frame: Vec<u8>, vlan: u8) -> Vec<u8> {
     frame.splice(12..12, [0x81, 0, 0, vlan]);
     frame
-}
-
-fn sent(wire: &Mutex<Wire>) -> Vec<Vec<u8>> {
-    let wire = wire.lock().expect("no panic");
-    wire.sent.iter().map(|(frame, _)| frame.clone()).collect()
 }
 
 /// In a TX ring without room for all, so that frames wait and are checked again.
@@ -374,23 +389,6 @@ fn gso_packet_of_a_guest_with_a_queue_of_its_own_costs_its_segments() {
     }
 }
 
-/// A thread of the guest writes other sources into the frame at this address, and the right one, over and over, until
-/// the returned value is dropped.
-pub(crate) fn forge(ram: &Arc<GuestRam>, addr: GuestAddr, macs: [Mac; 2]) -> Arc<()> {
-    let at = move |offset: u64| addr.checked_add(u64::from(HEADER) + offset).expect("inside");
-    let (goes_on, ram) = (Arc::new(()), Arc::clone(ram));
-    let is_wanted = Arc::clone(&goes_on);
-    std::thread::spawn(move || {
-        while Arc::strong_count(&is_wanted) > 1 {
-            for (mac, ip) in [(0, 10), (1, 11), (0, 11), (1, 10)] {
-                ram.write(at(6), &macs[mac]);
-                ram.write(at(29), &[ip]);
-            }
-        }
-    });
-    goes_on
-}
-
 #[test]
 fn header_that_changes_meanwhile_leaves_a_queue_of_the_guests_own_as_it_was_checked() {
     for placement in PLACEMENTS {
@@ -406,7 +404,7 @@ fn header_that_changes_meanwhile_leaves_a_queue_of_the_guests_own_as_it_was_chec
             let addr = guest.memory.put(&bytes);
             // Rules know no MAC address.
             let other = if has_guard { [2, 0, 0, 0, 0, 2] } else { MAC };
-            let _forger = forge(&guest.memory.ram, addr, [MAC, other]);
+            let _forger = forge(&guest, addr, [MAC, other]);
             let (mut count, begun) = (0, Instant::now());
             let counters = Arc::clone(&guest.counters);
             let refused = || match has_guard {

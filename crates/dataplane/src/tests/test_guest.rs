@@ -42,8 +42,11 @@ impl Memory {
 
     /// A polled queue of `size` entries, and its driver.
     pub(crate) fn vring(&self, size: u32, features: QueueFeatures, journal: Journal) -> (Vring, QueueDriver) {
-        let size = QueueSize::new(size).expect("a power of two");
-        let shape = RingShape::new(RingFormat::of(features.packed), size);
+        let size = match features.packed {
+            true => QueueSize::packed(size),
+            false => QueueSize::new(size),
+        };
+        let shape = RingShape::new(RingFormat::of(features.packed), size.expect("a possible size"));
         let driver = QueueDriver::new(&self.ram, shape, DriverFeatures::default()).expect("room");
         (self.enter(&driver, features, journal), driver)
     }

@@ -49,13 +49,13 @@ pub(crate) fn copy_lane_of<N: Lent + 'static>(
     pair: QueuePair,
     queue: NicQueue<N>,
     counters: Arc<PairCounters>,
-    port: Option<(PortNumber, bool)>,
+    port: Option<((PortNumber, u16), bool)>,
 ) -> Box<dyn Lane> {
     let Some((port, untags)) = port else {
         return Box::new(copy_lane(pair, queue, counters));
     };
     let own = CopyQueue::new(&pair.to_guest, queue, untags, &counters);
-    Box::new(PortLane::with_queue(pair, counters, (port, 0), own))
+    Box::new(PortLane::with_queue(pair, counters, port, own))
 }
 
 /// The same in send-direct placement.
@@ -64,13 +64,13 @@ pub(crate) fn send_direct_lane_of<N: Nic + 'static>(
     mut pair: QueuePair,
     (queue, memory): (Coupled<N>, DirectMemory),
     counters: Arc<PairCounters>,
-    port: Option<(PortNumber, bool)>,
+    port: Option<((PortNumber, u16), bool)>,
 ) -> Box<dyn Lane> {
     let Some((port, untags)) = port else {
         return Box::new(send_direct_lane(pair, queue, memory, counters));
     };
     let own = DirectQueue::send_only(&mut pair, queue, memory, (untags, &counters));
-    Box::new(PortLane::with_queue(pair, counters, (port, 0), own))
+    Box::new(PortLane::with_queue(pair, counters, port, own))
 }
 
 /// The same in direct placement.

@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use common::binding::TX_METADATA_BYTES;
 use packet::checksum::ChecksumAt;
+use virtqueue::QueueFeatures;
 use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 
 use crate::direct::{CHUNK_BYTES, DirectMemory};
@@ -21,7 +22,9 @@ use crate::nic::tap::SendTap;
 use crate::nic::xdp::XdpNic;
 use crate::tests::test_guest::Memory;
 use crate::tests::test_lanes::{copy_lane_of, direct_lane, send_direct_lane_of};
+use crate::tests::test_port::Port;
 use device::counters::PairCounters;
+use device::offloads::Offloads;
 use device::pair::QueuePair;
 use model::config::Placement;
 
@@ -134,12 +137,12 @@ impl Over {
         self.lane_of((pair, memory, counters), send_tap, None)
     }
 
-    /// The lane of a pair of a network's port, if `port` has the pair; and whether tags are taken off there.
+    /// The lane of that pair of a network's port, if there is one; and whether tags are taken off there.
     pub(crate) fn lane_of(
         self,
         (pair, memory, counters): (QueuePair, &Memory, &Arc<PairCounters>),
         send_tap: Option<SendTap>,
-        port: Option<(PortNumber, bool)>,
+        port: Option<((PortNumber, u16), bool)>,
     ) -> (Box<dyn Lane>, Arc<Mutex<Wire>>) {
         let umem = match self.placement {
             Placement::Copy => own_memory(self.chunks),
@@ -169,6 +172,21 @@ impl Over {
         };
         (lane, wire)
     }
+}
+
+pub(crate) const PLACEMENTS: [Placement; 3] = [Placement::Copy, Placement::SendDirect, Placement::Direct];
+
+/// A guest with a queue of its own and these offloads.
+pub(crate) fn own_queue(over: Over, offloads: Offloads) -> (Port, Box<dyn Lane>, Arc<Mutex<Wire>>) {
+    let (guest, pair) = Port::new(over.memory(1 << 20), 256, QueueFeatures::default(), offloads);
+    let (lane, wire) = over.lane(pair, &guest.memory, &guest.counters);
+    (guest, lane, wire)
+}
+
+/// All frames that have been sent.
+pub(crate) fn sent(wire: &Mutex<Wire>) -> Vec<Vec<u8>> {
+    let wire = wire.lock().expect("no panic");
+    wire.sent.iter().map(|(frame, _)| frame.clone()).collect()
 }
 
 /// A frame at any place, as a driver may name it.

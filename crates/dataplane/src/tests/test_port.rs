@@ -1,6 +1,8 @@
 //! A guest for tests of lanes: it sends frames, and receives some into buffers that it posts.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use packet::ethernet::Mac;
 use virtqueue::driver::{Buffer, QueueDriver};
@@ -18,8 +20,8 @@ pub(crate) struct Port {
     pub(crate) from_guest: QueueDriver,
     pub(crate) to_guest: QueueDriver,
     pub(crate) counters: Arc<PairCounters>,
-    /// Addresses of its posted receive buffers, in the order in which they are used.
-    pub(crate) buffers: Vec<GuestAddr>,
+    /// Its posted chains of receive buffers, in the order in which they are used.
+    posted: Vec<Vec<Buffer>>,
 }
 
 impl Port {
@@ -38,22 +40,32 @@ impl Port {
             from_guest,
             to_guest,
             counters: Arc::default(),
-            buffers: Vec::new(),
+            posted: Vec::new(),
         };
         (port, pair)
     }
 
     pub(crate) fn post(&mut self, buffers: usize) {
-        let addrs = (0..buffers).map(|_| self.memory.ram.alloc(2048, 64).expect("memory is left"));
-        let addrs: Vec<_> = addrs.collect();
-        self.post_at(&addrs);
+        self.post_chains(buffers, &[2048]);
     }
 
-    fn post_at(&mut self, addrs: &[GuestAddr]) {
-        for &addr in addrs {
-            self.to_guest.add(&[Buffer::writable(addr, 2048)]).expect("room");
+    /// Posts so many chains of buffers of these lengths.
+    pub(crate) fn post_chains(&mut self, chains: usize, lengths: &[u32]) {
+        let buffer = |&len: &u32| {
+            let addr = self.memory.ram.alloc(len.into(), 64).expect("memory is left");
+            Buffer::writable(addr, len)
+        };
+        let chains: Vec<_> = (0..chains)
+            .map(|_| lengths.iter().map(buffer).collect())
+            .collect();
+        self.post_again(chains);
+    }
+
+    fn post_again(&mut self, chains: Vec<Vec<Buffer>>) {
+        for chain in &chains {
+            self.to_guest.add(chain).expect("room");
         }
-        self.buffers.extend(addrs);
+        self.posted.extend(chains);
         self.to_guest.publish();
     }
 
@@ -74,8 +86,12 @@ impl Port {
 
     /// Sends a frame behind an empty header, in descriptors of `piece` bytes.
     pub(crate) fn send_in_pieces(&mut self, frame: &[u8], piece: usize) {
-        let bytes = [&[0; HEADER as usize][..], frame].concat();
-        let addr = self.memory.put(&bytes).get();
+        self.send_all_in_pieces(&[&[0; HEADER as usize][..], frame].concat(), piece);
+    }
+
+    /// The same of bytes that begin with a header.
+    pub(crate) fn send_all_in_pieces(&mut self, bytes: &[u8], piece: usize) {
+        let addr = self.memory.put(bytes).get();
         let descriptor = |at: usize| {
             let len = piece.min(bytes.len() - at);
             Buffer::readable(GuestAddr(addr + at as u64), len as u32)
@@ -96,9 +112,10 @@ impl Port {
 
     /// Frames that it has received; their buffers are posted again.
     pub(crate) fn take(&mut self) -> Vec<Vec<u8>> {
-        let before = self.buffers.clone();
+        let mut before = self.posted.clone();
         let taken = self.got();
-        self.post_at(&before[..taken.len()]);
+        before.truncate(taken.len());
+        self.post_again(before);
         taken
     }
 
@@ -108,11 +125,90 @@ impl Port {
         got.map(|mut bytes| bytes.split_off(HEADER as usize)).collect()
     }
 
+    /// The same, each with the first ten bytes of its header, and out of as many chains as it took; these are posted
+    /// again.
+    pub(crate) fn take_merged(&mut self) -> Vec<([u8; 10], Vec<u8>)> {
+        let (mut before, parts) = (self.posted.clone(), self.got_with_headers());
+        before.truncate(parts.len());
+        let is_full = |(chain, part): (&Vec<Buffer>, &Vec<u8>)| {
+            let bytes: u32 = chain.iter().map(|buffer| buffer.len).sum();
+            part.len() == bytes as usize
+        };
+        let mut full = before
+            .iter()
+            .zip(&parts)
+            .map(is_full)
+            .collect::<Vec<_>>()
+            .into_iter();
+        self.post_again(before);
+        let (mut got, mut left) = (Vec::<([u8; 10], Vec<u8>)>::new(), 0);
+        // Direct placement returns the chain of a frame that did not fit with nothing in it.
+        for mut bytes in parts {
+            let is_full = full.next().expect("one for each");
+            if bytes.is_empty() {
+                continue;
+            }
+            match got.last_mut().filter(|_| left > 0) {
+                Some((_, frame)) => frame.extend(bytes),
+                None => {
+                    left = u16::from_le_bytes([bytes[10], bytes[11]]);
+                    let frame = bytes.split_off(HEADER as usize);
+                    got.push((bytes[..10].try_into().expect("ten bytes"), frame));
+                }
+            }
+            left -= 1;
+            assert!(left == 0 || is_full, "all chains but the last are full");
+        }
+        got
+    }
+
     /// The same behind their virtio-net headers.
     pub(crate) fn got_with_headers(&mut self) -> Vec<Vec<u8>> {
-        let used = std::iter::from_fn(|| self.to_guest.take_used());
-        let ram = &self.memory.ram;
-        used.map(|used| ram.read_vec(self.buffers.remove(0), used.len as usize))
-            .collect()
+        let mut got = Vec::new();
+        while let Some(used) = self.to_guest.take_used() {
+            let ram = &self.memory.ram;
+            let chain = self.posted.remove(0).into_iter();
+            let mut bytes: Vec<u8> = chain
+                .flat_map(|buffer| ram.read_vec(buffer.addr, buffer.len as usize))
+                .collect();
+            bytes.truncate(used.len as usize);
+            got.push(bytes);
+        }
+        got
     }
+}
+
+/// A thread of the guest that writes to its memory all the time. Ends when this is dropped.
+pub(crate) struct Scribbler {
+    goes_on: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Scribbler {
+    fn drop(&mut self) {
+        self.goes_on.store(false, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Writes these bytes at these addresses, over and over.
+pub(crate) fn scribble(guest: &Port, writes: Vec<(GuestAddr, Vec<u8>)>) -> Scribbler {
+    let (goes_on, ram) = (Arc::new(AtomicBool::new(true)), Arc::clone(&guest.memory.ram));
+    let is_wanted = Arc::clone(&goes_on);
+    let thread = std::thread::spawn(move || {
+        while is_wanted.load(Ordering::Relaxed) {
+            writes.iter().for_each(|(addr, bytes)| ram.write(*addr, bytes));
+        }
+    });
+    let thread = Some(thread);
+    Scribbler { goes_on, thread }
+}
+
+/// The same, of source addresses of the frame at this address: one of the MAC addresses, and 10 or 11 as the last byte
+/// of the IPv4 address.
+pub(crate) fn forge(guest: &Port, addr: GuestAddr, macs: [Mac; 2]) -> Scribbler {
+    let at = |offset: u64| addr.checked_add(u64::from(HEADER) + offset).expect("inside");
+    let sources = [(0, 10), (1, 11), (0, 11), (1, 10)];
+    let writes = sources.map(|(mac, ip)| [(at(6), macs[mac].to_vec()), (at(29), vec![ip])]);
+    scribble(guest, writes.concat())
 }

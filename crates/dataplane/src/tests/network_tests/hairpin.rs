@@ -1,12 +1,16 @@
 //! Ports whose guests get back what they send to themselves.
 
+use std::time::{Duration, Instant};
+
 use device::pair::Direction;
 use packet::verify::{self, Verdict};
 
 use super::*;
+use crate::policy::guard::{Addresses, SourceGuard};
 use crate::policy::rate_limit::PortLimits;
 use crate::tests::fairness_tests::{Flood, assert_fair, compete, gso_packet};
 use crate::tests::test_lanes::switch;
+use crate::tests::test_port::scribble;
 use model::rates::{PortRates, Rate, Rates};
 
 /// Behind each of the first port's addresses.
@@ -432,6 +436,70 @@ fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {
     }
     assert_eq!(world.ports[0].counters.to_guest_frames.get(), 5);
     assert!(world.lanes.slots[0].is_in_rounds());
+}
+
+/// The same, while a thread of the guest writes other addresses and requests there.
+#[test]
+fn guest_whose_frames_come_back_over_themselves_while_they_change_hurts_nobody() {
+    let guard = SourceGuard {
+        addresses: Addresses::new(&["192.0.2.1".parse().expect("valid")]),
+        ..SourceGuard::default()
+    };
+    let first = FdbPort {
+        source_guard: Some(Arc::new(guard)),
+        ..hairpin(0)
+    };
+    let mut world = World::of(vec![first, fdb_port(1), fdb_port(2)]);
+    (1..3).for_each(|port: usize| world.ports[port].post(200));
+    let base = world.ports[0].memory.put(&[0; 64 * 2048]);
+    let at = |offset: u64| base.checked_add(offset).expect("inside");
+    let packet = |header: [u8; HEADER as usize], to: Mac, from: u8, ip: u8| {
+        let ipv4 = [
+            0x45, 0, 0, 200, 0, 0, 0, 0, 64, 99, 0, 0, 192, 0, 2, ip, 192, 0, 2, 9,
+        ];
+        let mut bytes = [&header[..], &to, &mac(from), &[8, 0], &ipv4].concat();
+        bytes.resize(1012, 7);
+        bytes
+    };
+    let plain = [0; HEADER as usize];
+    let packets = [
+        packet(plain, mac(0), 0, 1),
+        packet(plain, BROADCAST, 0, 1),
+        packet(plain, mac(1), 0, 1),
+        packet(plain, mac(1), 2, 1),
+        packet(plain, mac(2), 0, 2),
+        packet([1, 1, 54, 0, 8, 0, 34, 0, 16, 0, 9, 9], mac(0), 2, 2),
+    ];
+    // Each place has each packet in turn, no two places the same.
+    let writes = (0..64 * 6).map(|turn| (at(turn % 64 * 2048), packets[(turn * 5 % 6) as usize].clone()));
+    let _scribbler = scribble(&world.ports[0], writes.collect());
+    let counters = Arc::clone(&world.ports[0].counters);
+    let begun = Instant::now();
+    while counters.to_guest_frames.get() < 1000 || counters.from_guest_source_address.get() == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{counters:?}");
+        let guest = &mut world.ports[0];
+        while guest.to_guest.take_used().is_some() {}
+        while guest.from_guest.take_used().is_some() {}
+        for number in 0..64 {
+            let place = number * 2048;
+            let _ = guest
+                .to_guest
+                .add(&[Buffer::writable(at(place + number % 30), 2048)]);
+            let (head, rest) = (at(place), at(place + 30));
+            let _ = guest
+                .from_guest
+                .add(&[Buffer::readable(head, 30), Buffer::readable(rest, 982)]);
+        }
+        guest.to_guest.publish();
+        guest.from_guest.publish();
+        world.poll();
+        for port in &mut world.ports[1..] {
+            let got = port.take();
+            let is_its = |frame: &Vec<u8>| (&frame[6..12], frame[29]) == (&mac(0), 1);
+            assert!(got.iter().all(is_its), "a frame that was not checked");
+        }
+    }
+    assert!(world.lanes.slots.iter().all(Slot::is_in_rounds));
 }
 
 #[test]

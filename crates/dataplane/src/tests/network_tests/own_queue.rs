@@ -2,9 +2,12 @@
 
 use std::os::fd::OwnedFd;
 
+use device::pair::Direction;
+
 use super::host::{HOST, add_host, read, write};
 use super::workers::Workers;
 use super::*;
+use crate::tests::test_lanes::switch;
 use crate::tests::test_nic::Over;
 use model::config::Placement;
 
@@ -13,7 +16,7 @@ const PLACEMENTS: [Placement; 2] = [Placement::Copy, Placement::SendDirect];
 /// Adds the lane of a port with a queue of its own; returns that queue's NIC.
 fn add_own(
     world: &mut World,
-    number: u16,
+    (number, pair_number): (u16, u16),
     over: Over,
     features: QueueFeatures,
     offloads: Offloads,
@@ -27,8 +30,8 @@ fn add_own(
         map: Arc::clone(&port.memory.map),
     };
     let mut wire = None;
-    world.add_port((number, 0), (port, pair), |pair, counters, (port, _)| {
-        let (lane, its) = over.lane_of((pair, &memory, &counters), None, Some((port, untags)));
+    world.add_port((number, pair_number), (port, pair), |pair, counters, of| {
+        let (lane, its) = over.lane_of((pair, &memory, &counters), None, Some((of, untags)));
         wire = Some(its);
         lane
     });
@@ -55,7 +58,7 @@ fn world(
     let mut world = World::of(known[..2].to_vec()).with_uplink(256);
     let (host, _) = add_host(&mut world, known, true);
     let uplink = world.add_sending_uplink();
-    let wire = add_own(&mut world, 2, over(placement), features, Offloads::NONE);
+    let wire = add_own(&mut world, (2, 0), over(placement), features, Offloads::NONE);
     world.rebuild_forwarding();
     let mut world = world.posting(32);
     world.poll();
@@ -165,7 +168,7 @@ fn multicast_and_announcements_of_a_port_with_a_queue_of_its_own_leave_once() {
             let world = &mut workers.0[worker];
             let wire = add_own(
                 world,
-                4,
+                (4, 0),
                 over(placement),
                 QueueFeatures::default(),
                 Offloads::NONE,
@@ -209,7 +212,13 @@ fn frames_to_ports_wait_while_segments_take_all_places_among_the_chains_in_fligh
             pieces: PLACES,
             ..over(Placement::SendDirect)
         };
-        let wire = add_own(&mut world, 0, over, QueueFeatures::default(), Offloads::all());
+        let wire = add_own(
+            &mut world,
+            (0, 0),
+            over,
+            QueueFeatures::default(),
+            Offloads::all(),
+        );
         world.add_pair(1, 0, Offloads::NONE);
         world.rebuild_forwarding();
         let mut world = world.posting(16);
@@ -223,5 +232,39 @@ fn frames_to_ports_wait_while_segments_take_all_places_among_the_chains_in_fligh
         poll(&mut world);
         assert_eq!(first + got(&mut world), 8);
         assert_eq!(taken(&wire).len(), 14);
+    }
+}
+
+#[test]
+fn frames_of_all_queues_reach_the_pairs_that_are_enabled() {
+    for placement in PLACEMENTS {
+        let mut world = World::default().with_uplink(64);
+        let fdb = Fdb::new(vec![Some(fdb_port(0))]);
+        world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+        let add = |world: &mut World, pair| {
+            let features = QueueFeatures::default();
+            add_own(world, (0, pair), over(placement), features, Offloads::NONE)
+        };
+        let wires = [0, 1].map(|pair| add(&mut world, pair));
+        world.rebuild_forwarding();
+        let mut world = world.posting(32);
+        world.poll();
+        for is_on in [true, false, true] {
+            switch(&mut *world.lanes.slots[2].lane, Direction::ToGuest, is_on);
+            world.rebuild_forwarding();
+            let by = |queue| frame(mac(0), STRANGER, 60 + queue);
+            for (queue, wire) in wires.iter().enumerate() {
+                wire.lock().expect("no panic").arrive(&by(queue));
+            }
+            world.arrive(&by(2));
+            poll(&mut world);
+            let [first, second] = [0, 1].map(|pair: usize| world.ports[pair].take());
+            // The flow decides which pair gets what the uplink received.
+            assert!(first.contains(&by(0)));
+            assert_eq!((second.contains(&by(1)), second.is_empty()), (is_on, !is_on));
+            let mut all = [first, second].concat();
+            all.sort_by_key(Vec::len);
+            assert_eq!(all, [by(0), by(1), by(2)], "{placement:?}");
+        }
     }
 }
