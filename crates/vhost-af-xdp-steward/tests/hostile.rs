@@ -6,6 +6,7 @@ use crate::common;
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use common::hostile::{
     BIND, FLOW, assert_serves, failed, leased, limit_descriptors, memfd, registration, requests,
@@ -446,7 +447,8 @@ fn lessee_that_dies_while_its_memory_is_pinned_leaves_its_queues_free() {
         umem.parts[0].len = LARGE;
         let request = Request::Register { queue, umem, rings };
         connection.send_with(&request.encode(1), &memory, 1);
-        wait::a_moment();
+        // A child pins it, unless that is done already.
+        world.await_that(|| world.children() > 0 || connection.receive(Duration::ZERO).is_some());
         drop(connection);
         assert_serves(&world);
     }

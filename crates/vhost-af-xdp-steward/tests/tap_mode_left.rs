@@ -14,7 +14,7 @@ use steward_protocol::Reason;
 use steward_protocol::Wanted;
 use testkit::daemon::Mode;
 use testkit::foreign::Foreign;
-use testkit::{VethPair, frame, require, wait};
+use testkit::{PacketPort, VethPair, frame, require, wait};
 
 const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n";
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -178,7 +178,8 @@ fn interface_that_is_moved_away_takes_no_program_of_ours_along() {
 
     near.ip(&["link", "set", VethPair::NIC, "netns", far.name()]);
     far.ip(&["link", "set", VethPair::NIC, "up"]);
-    std::thread::sleep(Duration::from_millis(500));
+    world.await_that(|| guest.lease.take_changes().is_ok() && guest.lease.facts().ifindex == 0);
+    let ear = PacketPort::open(far, VethPair::NIC);
     let sent_by_other = || far.output_of("sh", &["-c", "ip -s link show other0 | tail -1"]);
     let before = sent_by_other();
     let mut sent = frame::plain(200, 9);
@@ -186,7 +187,10 @@ fn interface_that_is_moved_away_takes_no_program_of_ours_along() {
     for _ in 0..100 {
         world.wire.send(&sent);
     }
-    std::thread::sleep(Duration::from_millis(200));
+    // Behind the others.
+    let last = frame::last();
+    world.wire.send(&last);
+    ear.receive_before(&last);
     assert_eq!(before, sent_by_other());
     far.ip(&["link", "set", VethPair::NIC, "netns", near.name()]);
     near.ip(&["link", "set", VethPair::NIC, "up"]);

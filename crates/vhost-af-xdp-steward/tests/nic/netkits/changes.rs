@@ -70,8 +70,9 @@ fn netkit_of_a_lease_for_vlans_gets_frames_only_while_tags_are_seen() {
                 .redirected
         };
         let before = redirected();
+        let host = PacketPort::open(&rig.world.veth.near, NIC);
         (0..20).for_each(|seed| wire.send(&frame(seed)));
-        std::thread::sleep(Duration::from_millis(500));
+        host.receive_before(&frame(19));
         assert_eq!(redirected(), before);
         has_tags_taken_off(false);
         // The lessee does nothing for it.
