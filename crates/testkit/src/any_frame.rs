@@ -1,7 +1,6 @@
 //! Frames of any kind, sound and spoiled ones, with anything that a driver may ask to be done with them.
 
 use crate::gso_packet::Ip;
-use crate::pair::Received;
 use crate::{GsoPacket, Noise};
 
 /// A frame of any kind: whole packets, spoiled ones, ones cut off, with more behind.
@@ -79,42 +78,6 @@ pub fn any_header(noise: &mut Noise, frame: &[u8]) -> [u8; 12] {
         place.copy_from_slice(&(word as u16).to_le_bytes());
     }
     header
-}
-
-/// What a guest gets of such frames of another guest must be what the header before it says; `offloads`: those that it
-/// takes.
-///
-/// # Panics
-/// If it is not.
-#[track_caller]
-pub fn assert_sane(got: &Received, offloads: u64) {
-    let word = |at: usize| usize::from(u16::from_le_bytes([got.header[at], got.header[at + 1]]));
-    let (len, gso) = (got.frame.len(), got.header[1]);
-    if offloads == 0 {
-        assert_eq!(got.header[..10], [0; 10]);
-    }
-    assert!(len >= 14 && got.header[0] <= 1, "{:?}", got.header);
-    assert!(
-        got.header[0] == 0 || word(6) + word(8) + 2 <= len,
-        "{:?} of {len}",
-        got.header
-    );
-    if gso == 0 {
-        assert!(len <= 1518, "{len} bytes");
-    } else {
-        let (headers, size) = (word(2), word(4));
-        assert!(
-            matches!(gso & 0x7f, 1 | 4 | 5) && got.header[0] == 1,
-            "{:?}",
-            got.header
-        );
-        assert!(
-            size > 0 && headers > word(6) && headers <= len && len <= 65_557,
-            "{:?} of {len}",
-            got.header
-        );
-        assert!(headers + size.min(len - headers) <= 1518 && (len - headers).div_ceil(size) <= 2048);
-    }
 }
 
 /// A frame and its virtio-net header: nearly right, or random.

@@ -248,17 +248,33 @@ pub fn guest(daemon: &Daemon, number: usize) -> Driver {
     driver
 }
 
-/// Sends frames from one guest to another, of these numbers, while `during` runs, and receives each. Returns how many.
+/// Sends frames from one guest to another, of these numbers, while `during` runs, and receives each; and to this wire and
+/// back, if there is one. Returns how many.
 ///
 /// # Panics
-/// If one is.
-pub fn none_is_lost(guests: &mut [Driver; 2], [from, to]: [usize; 2], during: impl FnOnce() + Send) -> u32 {
+/// If one is lost.
+pub fn none_is_lost(
+    guests: &mut [Driver; 2],
+    [from, to]: [usize; 2],
+    wire: Option<&PacketPort>,
+    during: impl FnOnce() + Send,
+) -> u32 {
     wait::rounds_during(during, |number| {
-        let sent = telling(mac(to), mac(from), 0, number);
-        guests[0].pairs[0].reap_sent();
-        guests[0].pairs[0].send(&sent, Layout::Whole);
-        let got = guests[1].pairs[0].receive(wait::SOON).expect("it arrives");
+        let [sent, out] = [mac(to), STRANGER].map(|to| telling(to, mac(from), 0, number));
+        let [sender, receiver] = &mut *guests;
+        sender.pairs[0].reap_sent();
+        sender.pairs[0].send(&sent, Layout::Whole);
+        let got = receiver.pairs[0].receive(wait::SOON).expect("it arrives");
         frame::assert_same(&got.frame, &sent);
+        if let Some(wire) = wire {
+            sender.pairs[0].send(&out, Layout::Whole);
+            let mut got = std::iter::from_fn(|| wire.receive(wait::SOON));
+            assert!(got.any(|got| got == out), "frame {number} is lost");
+            let back = telling(mac(from), STRANGER, 0, number);
+            wire.send(&back);
+            let got = sender.pairs[0].receive(wait::SOON).expect("it arrives");
+            frame::assert_same(&got.frame, &back);
+        }
     })
 }
 

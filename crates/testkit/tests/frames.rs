@@ -1,14 +1,13 @@
 //! Frames between a guest and a wire, byte for byte, in every placement and mode.
 //!
 //! The guest is a driver in this process, the NIC one end of a veth pair, the wire a packet socket on the other end.
+//! Merged buffers and chains of several are tested in crate `dataplane` (`tests/join_tests.rs`).
 
 use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::driver::{
-    F_EVENT_IDX, F_IN_ORDER, F_INDIRECT, F_MRG_RXBUF, F_MTU, F_RING_PACKED, F_VERSION_1, HEADER,
-};
+use testkit::driver::{F_EVENT_IDX, F_IN_ORDER, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, HEADER};
 use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, skip_half, wait};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
@@ -69,69 +68,6 @@ fn frames_of_all_sizes_arrive_byte_exact_both_ways(
         rig.assert_from_guest(&frame::tagged(size, 4094, 8), Layout::HeaderApart);
         rig.assert_to_guest(&frame::tagged(size, 42, 9));
     }
-}
-
-#[rstest]
-fn frames_span_merged_buffers(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
-) {
-    skip_half!(placement, mode, ring);
-    require!(Root);
-    let mut rig = rig_with(ring, placement, mode);
-    rig.post(64, &[200]);
-    for size in [60, 187, 188, 189, 388, 389, 1514] {
-        let sent = frame::plain(size, 3);
-        rig.wire.send(&sent);
-        let got = rig.pair().receive(wait::SOON).expect("it arrives");
-        frame::assert_same(&got.frame, &sent);
-        assert_eq!(got.chains, (size + HEADER).div_ceil(200), "{size} bytes");
-    }
-}
-
-#[rstest]
-fn frames_fill_chains_of_several_buffers(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(&[12, 2000], &[1, 11, 1, 2000], &[300, 300, 2000])] lengths: &[u32],
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
-) {
-    skip_half!(placement, lengths.len(), ring);
-    require!(Root);
-    let config = DriverConfig {
-        features: F_VERSION_1 | F_EVENT_IDX | F_INDIRECT | F_MTU | ring,
-        ..DriverConfig::default()
-    };
-    let serve = Serve::interface(VethPair::NIC).placement(placement);
-    let mut rig = Rig::with(VethPair::new(), &serve, &config);
-    rig.post(32, lengths);
-    for size in [14, 60, 287, 288, 289, 588, 1514] {
-        rig.assert_to_guest(&frame::plain(size, 4));
-    }
-}
-
-#[rstest]
-fn frames_longer_than_the_buffer_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let config = DriverConfig {
-        features: F_VERSION_1 | F_EVENT_IDX,
-        ..DriverConfig::default()
-    };
-    let serve = Serve::interface(VethPair::NIC).placement(placement);
-    let mut rig = Rig::with(VethPair::new(), &serve, &config);
-    rig.post(32, &[512]);
-    rig.assert_to_guest(&frame::plain(500, 5));
-    rig.wire.send(&frame::plain(501, 6));
-    assert!(rig.flush_to_guest().is_empty());
-    rig.assert_to_guest(&frame::plain(500, 7));
-    let counted = || rig.daemon.counter("to_guest_buffer_too_small") + rig.daemon.counter("too_long");
-    assert!(
-        wait::until(wait::SOON, || counted() == 1),
-        "{:#}",
-        rig.daemon.status()
-    );
 }
 
 #[rstest]

@@ -1,7 +1,5 @@
 //! Limits of ports: that they are kept, also by queues of a guest's own. How much passes is tested in crate `dataplane`
-//! with a clock of its own (`policy/bucket.rs`, `rate_limit_tests.rs`).
-
-use std::time::Instant;
+//! (`policy/bucket.rs`, `rate_limit_tests.rs`, by placement in `policy_tests.rs`).
 
 use rstest::rstest;
 use testkit::daemon::Placement;
@@ -41,59 +39,29 @@ fn limits_are_changed_by_a_reload_and_the_guest_stays() {
     assert!(daemon.reload_with(&text("")).contains("nothing changed"));
 }
 
-/// Frames that may have passed a limit of one a second since then, with that burst.
-fn most(burst: u64, since: Instant) -> u64 {
-    burst + since.elapsed().as_secs() + 1
-}
-
-fn limited(placement: Placement, direction: &str) -> (Rig, Instant) {
-    let serve = Serve::interface(VethPair::NIC)
-        .placement(placement)
-        .with(&format!("--{direction}-packets"), "1")
-        .with(&format!("--{direction}-packets-burst"), "5");
-    let since = Instant::now();
-    let rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
-    (rig, since)
-}
-
+/// So low a limit that nothing flows in for hours. Five frames pass at once.
 #[rstest]
-fn guest_with_a_queue_of_its_own_is_held_back(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
+fn limits_apply_to_a_guest_outside_of_networks(
+    #[values(Placement::Copy, Placement::Tap)] placement: Placement,
 ) {
     require!(Root);
-    let (mut rig, since) = limited(placement, "from-guest");
-    for number in 0..20 {
-        rig.pair().send(&numbered(number), Layout::Whole);
+    let mut serve = Serve::interface(VethPair::NIC).placement(placement);
+    let burst = (5 * numbered(0).len() * 8).to_string();
+    for direction in ["from-guest", "to-guest"] {
+        serve = serve
+            .with(&format!("--{direction}-bits"), "1")
+            .with(&format!("--{direction}-bits-burst"), &burst);
     }
-    rig.daemon.await_counter("from_guest_limit_waits", 1);
-    let wire = &rig.wire;
-    let numbers =
-        |limit| std::iter::from_fn(move || wire.receive(limit)).filter_map(|frame| number_of(&frame));
-    let mut arrived: Vec<_> = numbers(wait::SOON).take(5).collect();
-    arrived.extend(numbers(wait::QUIET).take(15));
-    let count = arrived.len() as u64;
-    assert!((5..=most(5, since)).contains(&count), "{arrived:?}");
-    assert!(
-        (0..).zip(&arrived).all(|(at, number)| at == *number),
-        "{arrived:?}"
-    );
-}
-
-#[rstest]
-fn guest_with_a_queue_of_its_own_gets_no_more(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Tap)] placement: Placement,
-) {
-    require!(Root);
-    let (mut rig, since) = limited(placement, "to-guest");
+    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
     rig.pair().post(64, &[2048]);
     for number in 0..20 {
+        rig.pair().send(&numbered(number), Layout::Whole);
         rig.wire.send(&numbered(number));
     }
-    let counter = |name: &str| rig.daemon.counter(name);
-    let all = wait::until(wait::SOON, || {
-        counter("to_guest_frames") + counter("to_guest_limit") >= 20
-    });
-    assert!(all, "{:#}", rig.daemon.status());
-    let got = counter("to_guest_frames");
-    assert!((5..=most(5, since)).contains(&got), "{got} frames");
+    rig.daemon.await_counter("from_guest_limit_waits", 1);
+    let arrived = std::iter::from_fn(|| rig.wire.receive(wait::SOON)).filter_map(|frame| number_of(&frame));
+    assert!(arrived.take(5).eq(0..5));
+    rig.daemon.await_counter("to_guest_limit", 15);
+    assert_eq!(rig.daemon.counter("from_guest_frames"), 5);
+    assert_eq!(rig.daemon.counter("to_guest_frames"), 5);
 }

@@ -176,24 +176,6 @@ fn host_and_guests_reach_each_other_and_the_lan_hears_nothing_of_it(
 }
 
 #[rstest]
-fn host_reaches_a_guest_that_has_moved_by_the_lan(#[values(1, 2)] workers: usize) {
-    require!(Root);
-    let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &["", ""]));
-    let mut lan = Lan::with(&Serve::file(), &text, &[0, 0]);
-    lan.assert_quiet();
-    drop(lan.guests.pop());
-    let mut number = 0;
-    let leaves = wait::until(wait::SOON, || {
-        number += 1;
-        let sent = frame(mac(1), HOST, 100, number);
-        lan.host.0.send(&sent);
-        std::iter::from_fn(|| lan.wire.next(wait::QUIET)).any(|got| got == sent)
-    });
-    assert!(leaves);
-    lan.assert_quiet();
-}
-
-#[rstest]
 fn network_without_the_host_is_as_before(
     #[values(false, true)] by_policy: bool,
     #[values("", "mode = \"tap\"")] mode: &str,

@@ -1,22 +1,19 @@
-//! Guests of a network whose VMMs do what hurts who copies from and to their memory: it hurts their own port.
+//! Guests of a network whose VMMs do what hurts who copies from and to their memory: it hurts their own port. What they
+//! put into their frames is tested in crate `dataplane` (`tests/network_attacks_tests.rs`).
 
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use testkit::any_frame::{any_request, assert_sane};
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, region_info};
 use testkit::frame::NUMBERED;
 use testkit::lan::{self, mac};
 use testkit::vmm::{Act, Shared, Vmm};
-use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, Noise, Serve, driver, message, scribble, soak, wait,
-};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, driver, message, scribble, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::{GuestAddr, Region};
@@ -43,25 +40,15 @@ struct World {
 const LIAR: usize = 2;
 
 impl World {
-    /// With one that does wrong.
-    fn new() -> Self {
-        Self::with(1, 0)
-    }
-
-    /// With so many that do wrong; the first of the others has these features, too.
-    fn with(liars: usize, features: u64) -> Self {
-        Self::with_keys(&vec![""; liars], features)
-    }
-
-    /// The same, where ports of those that do wrong have these keys.
-    fn with_keys(liars: &[&str], features: u64) -> Self {
+    /// With so many that do wrong.
+    fn with(liars: usize) -> Self {
         let netns = NetNs::new("hostile");
-        let text = lan::file(None, &[&[""; LIAR], liars].concat());
+        let text = lan::file(None, &vec![""; LIAR + liars]);
         let text = format!("[daemon]\nworkers = 1\n{text}");
         let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &text);
-        let honest = [(0, features), (1, 0)].map(|(guest, features)| {
+        let honest = [0, 1].map(|guest| {
             let path = daemon.path(&format!("vm{guest}.sock"));
-            let mut driver = Driver::connect(&path, &DriverConfig::with(features)).expect("accepted");
+            let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
             driver.pairs[0].post(200, &[2048]);
             driver
         });
@@ -148,7 +135,7 @@ fn memory() -> (Arc<GuestRam>, File) {
 /// Frames are being copied to it, or from it.
 #[rstest]
 fn memory_that_is_truncated_under_a_copy_closes_its_own_port(#[values(false, true)] sends: bool) {
-    let mut world = World::new();
+    let mut world = World::with(1);
     let (ram, file) = memory();
     let mut liar = world.connect_liar(Arc::clone(&ram));
     let at = |number: u64| GuestAddr(LOST + number * 4096);
@@ -185,53 +172,11 @@ fn memory_that_is_truncated_under_a_copy_closes_its_own_port(#[values(false, tru
     world.assert_goes_on();
 }
 
-/// They ask for segments of no bytes, of 65,535, for headers beyond the frame's end, and for what is right; for a guest
-/// that takes packets whole, and for one for which they are cut.
-#[rstest]
-fn packets_with_any_request_come_as_what_they_are_or_not_at_all(#[values(0, F_GUEST_ALL)] offloads: u64) {
-    const FRAMES: usize = 400;
-    let mut world = World::with(1, offloads);
-    let path = world.daemon.path("vm2.sock");
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 64 * MIB)],
-        ..DriverConfig::with(F_HOST_ALL)
-    };
-    let mut liar = Driver::connect(&path, &config).expect("accepted");
-    let mut noise = Noise::new(0x9e37_79b9_7f4a_7c15);
-    let mut came = 0;
-    for number in 0..soak::count(FRAMES, 100 * FRAMES) {
-        let (mut frame, header) = any_request(&mut noise);
-        if let Some(addresses) = frame.get_mut(..12) {
-            addresses.copy_from_slice(&[mac(0), mac(LIAR)].concat());
-        }
-        let layout = match noise.index(3) {
-            0 => Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[1, 2, 19, 200]))),
-            _ => Layout::Whole,
-        };
-        liar.pairs[0].send_asking(&[(header, &frame)], layout);
-        let deadline = Instant::now() + wait::SOON;
-        while liar.pairs[0].from_guest.driver.in_flight() > 0 {
-            assert!(Instant::now() < deadline, "frame {number} stays");
-            liar.pairs[0].reap_sent();
-            while let Some(got) = world.honest[0].pairs[0].poll() {
-                assert_sane(&got, offloads);
-                came += 1;
-            }
-        }
-        if number % 20 == 0 {
-            world.assert_goes_on();
-        }
-    }
-    println!("{came} came");
-    assert!(came > FRAMES / 4, "{came} came: they show little");
-    assert!(!liar.await_close(wait::QUIET));
-}
-
 /// Rings, descriptors, frames with their headers change while the switch reads and copies them.
 #[rstest]
 fn shared_bytes_that_change_under_copies_cost_others_no_frame() {
     const LIARS: usize = 4;
-    let mut world = World::with(LIARS, 0);
+    let mut world = World::with(LIARS);
     let paths: Vec<_> = (LIAR..LIAR + LIARS)
         .map(|liar| world.daemon.path(&format!("vm{liar}.sock")))
         .collect();
@@ -260,7 +205,7 @@ fn shared_bytes_that_change_under_copies_cost_others_no_frame() {
 /// Memory is plugged in and out of a guest that gets frames and sends some.
 #[rstest]
 fn memory_that_is_plugged_and_unplugged_under_copies_costs_others_no_frame() {
-    let mut world = World::new();
+    let mut world = World::with(1);
     let mut liar = world.connect_liar(memory().0);
     liar.pairs[0].post(64, &[2048]);
     let (more, _file) = memory();
@@ -285,7 +230,7 @@ fn memory_that_is_plugged_and_unplugged_under_copies_costs_others_no_frame() {
 /// Its receive buffers are in memory that is taken out.
 #[rstest]
 fn buffers_in_memory_that_is_unplugged_close_their_own_port() {
-    let mut world = World::new();
+    let mut world = World::with(1);
     let (ram, _file) = memory();
     let mut liar = world.connect_liar(Arc::clone(&ram));
     let post = |liar: &mut Driver| {
@@ -326,7 +271,7 @@ fn vmm_that_is_killed_in_a_request_costs_others_no_frame(
     #[values(false, true)] packed: bool,
 ) {
     let acts = Shared::new(packed).session().len();
-    let mut world = World::with(acts, 0);
+    let mut world = World::with(acts);
     let paths: Vec<_> = (LIAR..LIAR + acts)
         .map(|liar| world.daemon.path(&format!("vm{liar}.sock")))
         .collect();
@@ -381,70 +326,4 @@ fn say_last(vmm: &Vmm, shared: &Shared, act: &Act<'_>, last: Last) {
             message::try_send(vmm.socket(), request, payload, files).expect("room");
         }
     }
-}
-
-/// It receives what it sends into the place where it sends from, over and over, and writes there all the time: other
-/// addresses, and requests for segmentation.
-#[rstest]
-fn guest_whose_frames_come_back_over_themselves_while_they_change_hurts_nobody() {
-    let mut world = World::with_keys(&["hairpin = true\nips = [\"192.0.2.1\"]"], 0);
-    let (ram, _file) = memory();
-    let mut liar = world.connect_liar(Arc::clone(&ram));
-    let at = |number: u64| GuestAddr(LOST + number * 2048);
-    // IPv4 from its own address, and from one that is another's.
-    let packet = |to: [u8; 6], from: usize, ip: u8| {
-        let header = [
-            0x45, 0, 0, 200, 0, 0, 0, 0, 64, 99, 0, 0, 192, 0, 2, ip, 192, 0, 2, 9,
-        ];
-        let mut bytes = [&[0; 12], &to[..], &mac(from), &[8, 0], &header].concat();
-        bytes.resize(1012, 7);
-        bytes
-    };
-    let mut packets = [
-        packet(mac(LIAR), LIAR, 1),
-        packet(lan::BROADCAST, LIAR, 1),
-        packet(mac(1), LIAR, 1),
-        packet(mac(1), 0, 1),
-        packet(mac(0), LIAR, 2),
-        packet(mac(LIAR), 0, 2),
-    ];
-    packets[5][..12].copy_from_slice(&[1, 1, 54, 0, 8, 0, 34, 0, 16, 0, 9, 9]);
-    let mut came = 0;
-    let spoofed = |world: &World| world.daemon.counter("from_guest_source_address");
-    let send_and_look = || {
-        let (mut rounds, begun) = (0, Instant::now());
-        // Who writes may not have run yet.
-        while rounds < 200 || came <= 1000 || spoofed(&world) == 0 {
-            rounds += 1;
-            assert!(
-                begun.elapsed() < wait::SOON,
-                "{came} came, {} spoofed",
-                spoofed(&world)
-            );
-            let pair = &mut liar.pairs[0];
-            came += std::iter::from_fn(|| pair.to_guest.driver.take_used()).count();
-            while pair.from_guest.driver.take_used().is_some() {}
-            for number in 0..64 {
-                let shifted = GuestAddr(at(number).get() + number % 30);
-                pair.to_guest.driver.add(&[Buffer::writable(shifted, 2048)]);
-                let rest = GuestAddr(at(number).get() + 30);
-                let buffers = [Buffer::readable(at(number), 30), Buffer::readable(rest, 982)];
-                pair.from_guest.driver.add(&buffers);
-            }
-            pair.to_guest.publish();
-            pair.from_guest.publish();
-            // Nothing in the name of another, whatever stood there a moment later.
-            let others = std::iter::from_fn(|| world.honest[0].pairs[0].poll());
-            others.for_each(|got| assert_eq!((&got.frame[6..12], got.frame[29]), (&mac(LIAR)[..], 1)));
-            world.assert_goes_on();
-        }
-    };
-    let mut number = 0u64;
-    wait::rounds_during(send_and_look, |_| {
-        for bytes in &packets {
-            ram.write(at(number % 64), bytes);
-            number = number.wrapping_mul(5).wrapping_add(3);
-        }
-    });
-    assert!(!liar.await_close(wait::QUIET));
 }

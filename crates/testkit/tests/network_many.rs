@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::lan::{self, BROADCAST, STRANGER, is_ours, mac, port, telling};
+use testkit::lan::{self, BROADCAST, STRANGER, mac, none_is_lost, port, telling};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, Noise, PacketPort, Serve, VethPair, driver, holdings, require,
     soak, wait,
@@ -25,34 +25,6 @@ fn connect(daemon: &Daemon, guest: usize) -> Driver {
     let mut driver = Driver::connect(&daemon.path(&format!("vm{guest}.sock")), &config()).expect("accepted");
     driver.pairs[0].post(200, &[2048]);
     driver
-}
-
-/// Frames from one guest to the other, to the wire and back, each waited for, as long as something lasts; how many.
-fn none_is_lost(guests: &mut [Driver; 2], wire: &PacketPort, during: impl FnOnce() + Send) -> u32 {
-    wait::rounds_during(during, |number| {
-        let sent = [mac(1), STRANGER].map(|to| telling(to, mac(0), 0, number));
-        let [sender, receiver] = &mut *guests;
-        sender.pairs[0].reap_sent();
-        let both: Vec<_> = sent.iter().map(Vec::as_slice).collect();
-        sender.pairs[0].send_batch(&both, Layout::Whole);
-        let got = receiver.pairs[0].receive(wait::SOON);
-        assert_eq!(
-            got.map(|got| got.frame).as_ref(),
-            Some(&sent[0]),
-            "frame {number}"
-        );
-        let ours = |frame: &Vec<u8>| is_ours(frame) && frame[6..12] == mac(0);
-        let ours = std::iter::from_fn(|| wire.receive(wait::SOON)).find(ours);
-        assert_eq!(ours.as_ref(), Some(&sent[1]), "frame {number} on the wire");
-        let back = telling(mac(0), STRANGER, 0, number);
-        wire.send(&back);
-        let got = sender.pairs[0].receive(wait::SOON);
-        assert_eq!(
-            got.map(|got| got.frame),
-            Some(back),
-            "frame {number} from the wire"
-        );
-    })
 }
 
 /// Two hundred of them.
@@ -87,7 +59,7 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
         .map(|&pid| holdings::steady(pid, wait::QUIET))
         .collect();
     let rounds = soak::count(200, 5000) / AT_ONCE;
-    let frames = none_is_lost(&mut guests, &wire, || {
+    let frames = none_is_lost(&mut guests, [0, 1], Some(&wire), || {
         for number in 0..rounds {
             round(&daemon, number % 5 == 0);
         }

@@ -48,7 +48,7 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
             "network lan has changed (queues, start-queue)",
         ),
     ] {
-        let frames = none_is_lost(&mut guests, [0, 1], || {
+        let frames = none_is_lost(&mut guests, [0, 1], None, || {
             let told = daemon.reload_with(&file(&keys));
             assert!(told.contains(said) && !told.contains("port "), "{told}");
         });
@@ -62,7 +62,7 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
         }
     }
     // None any more: its queues are others' to have.
-    none_is_lost(&mut guests, [0, 1], || {
+    none_is_lost(&mut guests, [0, 1], None, || {
         let nobody = file("");
         daemon.reload_with(&nobody);
         let other =
@@ -83,7 +83,7 @@ fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let other = [&*network("b", &format!("uplink = \"{nic}\"")), &port(2, "b")].concat();
     for _ in 0..3 {
-        none_is_lost(&mut guests, [0, 1], || {
+        none_is_lost(&mut guests, [0, 1], None, || {
             let told = daemon.reload_with(&[&*stays, &other].concat());
             assert!(
                 told.contains("network b began") && told.contains("port vm2 began"),

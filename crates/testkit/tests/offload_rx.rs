@@ -1,7 +1,8 @@
 //! Offloads of frames to the guest, over a real veth: checksums checked, completed or marked, and segments coalesced.
 //!
 //! GSO packets are cut into segments here and sent by a packet socket; what a stack on the other end of a veth leaves
-//! unfinished comes from the kernel's own sockets.
+//! unfinished comes from the kernel's own sockets. How many segments are joined for which buffers is tested in crate
+//! `dataplane` (`tests/join_tests.rs`).
 
 mod local_stack;
 mod tunnels;
@@ -11,10 +12,7 @@ use packet::{checksum, layers, verify};
 use rstest::rstest;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
 use testkit::daemon::{Mode, Placement};
-use testkit::driver::{
-    F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_MRG_RXBUF, F_RING_PACKED,
-    F_VERSION_1, HEADER,
-};
+use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_RING_PACKED, HEADER};
 use testkit::gso_packet::{ACK, CWR, GsoPacket, Ip, PSH, Transport};
 use testkit::pair::Received;
 use testkit::{DriverConfig, Rig, Serve, VethPair, frame, require, skip_half, wait};
@@ -164,73 +162,6 @@ fn guest_that_turns_its_offloads_off_gets_frames_as_a_wire_has_them(
                 assert_eq!(got.header[..2], [0, 0]);
                 frame::assert_same(&got.frame, &completed(sent));
             }
-        }
-    }
-}
-
-#[rstest]
-fn guest_with_few_or_small_buffers_gets_what_fits(
-    #[values((200, 60), (1536, 5), (4096, 3), (1536, 1))] (buffer, count): (u32, usize),
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
-) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC).offload("all");
-    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(F_GUEST_ALL | ring));
-    rig.post(count, &[buffer]);
-    let whole = tcp4(40 * 1448);
-    let frames = segments(&whole, MSS, false);
-    rig.burst_to_guest(&frames);
-    let got = rig.flush_to_guest();
-    // Whatever the pieces are: the stream is all there, in order, and each says the truth of itself.
-    let header = whole.header_len();
-    let mut stream = Vec::new();
-    for got in &got {
-        let segments = (got.frame.len() - header).div_ceil(MSS.into());
-        let sequence = u32::from_be_bytes(got.frame[38..42].try_into().expect("four bytes"));
-        let first = u32::from_be_bytes(frames[0][38..42].try_into().expect("four bytes"));
-        assert_eq!(sequence.wrapping_sub(first) as usize, stream.len());
-        let gso = u16::from_le_bytes([got.header[4], got.header[5]]);
-        let expected = if segments > 1 {
-            (NEEDS_CSUM, 1, MSS)
-        } else {
-            (DATA_VALID, 0, 0)
-        };
-        assert_eq!((got.header[0], got.header[1], gso), expected);
-        assert!(got.frame.len() + HEADER <= buffer as usize * count.min(64));
-        let layers = layers::parse(&got.frame, got.frame.len() as u32).expect("TCP");
-        assert_eq!(layers.ip_len_end as usize, got.frame.len());
-        stream.extend(&got.frame[header..]);
-    }
-    frame::assert_same(&stream, &whole.bytes()[header..]);
-    if count > 1 {
-        assert!(rig.daemon.counter("to_guest_super_frames") > 0);
-    }
-    assert_eq!(rig.daemon.counter("to_guest_buffer_too_small"), 0);
-}
-
-#[rstest]
-fn one_big_buffer_takes_a_gso_packet_without_mergeable_buffers(
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
-    #[values(&[65_562], &[12, 65_550], &[4096; 17])] buffer: &[u32],
-) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC).offload("all");
-    let features = F_VERSION_1 | F_EVENT_IDX | F_GUEST_ALL | ring;
-    let config = DriverConfig {
-        features,
-        ..DriverConfig::default()
-    };
-    let mut rig = Rig::with(VethPair::new(), &serve, &config);
-    assert_eq!(rig.driver.features() & F_MRG_RXBUF, 0);
-    rig.post(8, buffer);
-    for payload in [1448, 2 * 1448, 44 * 1448 + 1] {
-        let whole = tcp4(payload);
-        rig.burst_to_guest(&segments(&whole, MSS, false));
-        let got = rig.flush_to_guest();
-        assert_eq!((got.len(), got[0].chains), (1, 1));
-        if payload > 1448 {
-            frame::assert_same(&got[0].frame, &whole.bytes());
-            assert_eq!(got[0].header[..10], whole.request(MSS));
         }
     }
 }

@@ -8,16 +8,14 @@
 mod hostile;
 
 use std::net::UdpSocket;
-use std::time::Duration;
 
 use packet::checksum::{self, ChecksumAt};
 use packet::segment::Request;
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::driver::{F_CSUM, F_HOST_ALL, F_HOST_TSO4, F_RING_PACKED, HEADER};
-use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, NEEDS_CSUM, PSH, Transport, header};
+use testkit::driver::{F_HOST_ALL, F_RING_PACKED, HEADER};
+use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, PSH, Transport, header};
 use testkit::{DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, skip_half, wait};
-use virtqueue::driver::Buffer;
 
 use crate::offload_kernel::cut;
 
@@ -34,21 +32,9 @@ fn rig(placement: Placement, mode: Mode, ring: u64) -> Rig {
 
 /// One of the two that follow.
 type MakeRig = fn(VethPair, (Placement, Mode), u64) -> Rig;
-/// Ways to have GSO packets cut.
-const IN_SPLIT: (u64, MakeRig) = (SPLIT, rig_of);
-const IN_PACKED: (u64, MakeRig) = (F_RING_PACKED, rig_of);
-const BY_REFERENCE: (u64, MakeRig) = (F_RING_PACKED, rig_by_reference);
-/// Or, in copy placement, to have them leave unsegmented.
-const UNSEGMENTED: (u64, MakeRig) = (SPLIT, rig_by_default);
-
 fn rig_of(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
     let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
     rig_serving(veth, &serve.offload(ALL).with("--segments", "whole"), features)
-}
-
-fn rig_by_default(veth: VethPair, (placement, mode): (Placement, Mode), features: u64) -> Rig {
-    let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
-    rig_serving(veth, &serve.offload(ALL), features)
 }
 
 /// The kernel copies on a veth, so that segments refer to their payload only where that is asked for.
@@ -337,32 +323,6 @@ fn checksums_of_jumbo_frames_are_completed(#[values(false, true)] of_transport: 
         rig.daemon.counter("from_guest_checksums"),
         if of_transport { 0 } else { 4 }
     );
-}
-
-#[rstest]
-fn checksums_that_are_not_of_tcp_or_udp_are_completed_by_the_daemon(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = rig(placement, Mode::Native, SPLIT);
-    let plain = frame::plain(1000, 3);
-    let good = [(0, 0), (14, 2), (15, 3), (34, 16), (900, 98), (998, 0)];
-    for (start, offset) in good {
-        let request = checksum_request(start, offset);
-        rig.pair()
-            .send_asking(&[(header(request), &plain)], Layout::Whole);
-        let (got, status) = rig.wire.receive_with_status(wait::SOON).expect("it arrives");
-        assert_eq!(status & NOT_READY, 0);
-        frame::assert_same(&got, &completed(plain.clone(), ChecksumAt { start, offset }));
-    }
-    assert_eq!(rig.daemon.counter("from_guest_checksums"), good.len() as u64);
-}
-
-fn checksum_request(start: u16, offset: u16) -> [u8; 10] {
-    let mut request = [NEEDS_CSUM, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    request[6..8].copy_from_slice(&start.to_le_bytes());
-    request[8..10].copy_from_slice(&offset.to_le_bytes());
-    request
 }
 
 /// Gives the wire's end the address that all frames are sent to, 10.9.0.2, and a neighbour at 10.9.0.1.

@@ -21,8 +21,6 @@ mod events;
 mod external;
 mod faults;
 mod filter;
-mod filter_alone;
-mod filter_ways;
 mod frames;
 mod guard;
 mod guard_linux;

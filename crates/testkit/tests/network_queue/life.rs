@@ -24,7 +24,7 @@ fn it_comes_and_goes_and_the_others_lose_no_frame(
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let mut guests = [1, 2].map(|number| guest(&daemon, number));
     for _ in 0..3 {
-        none_is_lost(&mut guests, [1, 2], || {
+        none_is_lost(&mut guests, [1, 2], None, || {
             let with = [&*stays, &port(OWN, &own(Queue0::Networks, memory, ""))].concat();
             let told = daemon.reload_with(&with);
             assert!(told.contains("port vm0 began"), "{told}");
