@@ -199,6 +199,11 @@ impl Budget {
         self.tally.extra += u64::from(frames);
     }
 
+    /// Charges what a copy cost besides itself: look-ups and segments.
+    pub(crate) fn charge_besides(&mut self, of_copy: &Self) {
+        self.tally.extra += of_copy.tally.extra;
+    }
+
     /// How many more chains of one descriptor, and how many more bytes, it allows.
     #[inline]
     pub(crate) fn left(&self) -> (usize, u64) {

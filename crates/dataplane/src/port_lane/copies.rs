@@ -9,29 +9,32 @@ use super::PortLane;
 use super::exits::Sent;
 use crate::backend::own_queue::OwnQueue;
 use crate::guest::copies::write_announcement;
+use crate::guest::from_guest::Budget;
 use crate::guest::guest_frame::GuestFrame;
 use crate::guest::passing::{Passed, Passing};
 use crate::lane::shared::{Busy, patiently};
 use crate::lane::{Siblings, SlotAt};
 
-/// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. Returns the
-/// work besides the copy, in frames.
+/// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. Charges the work
+/// besides the copy.
 pub(super) fn pass_copy(
     siblings: &mut dyn Siblings,
     at: SlotAt,
     frame: GuestFrame<'_>,
     from: &PairCounters,
-) -> u64 {
-    let work = siblings.deliver_to(at, |guest| {
+    budget: &mut Budget,
+) {
+    siblings.deliver_to(at, |guest| {
         let mut passing = Passing::begin(guest, 1)?;
-        if passing.pass(frame, from)? == Passed::Later {
-            passing.lose();
+        match passing.pass(frame, from)? {
+            Passed::Segmented(frames) => budget.charge_segments(frames),
+            Passed::Later => passing.lose(),
+            Passed::Yes | Passed::Dropped => {}
         }
-        let work = passing.take_work();
+        budget.charge_look_ups(passing.take_work());
         passing.finish();
-        Ok(work)
+        Ok(())
     });
-    work.unwrap_or(0)
 }
 
 impl<O: OwnQueue> PortLane<O> {

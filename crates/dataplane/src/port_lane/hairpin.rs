@@ -53,6 +53,7 @@ impl<O: OwnQueue> PortLane<O> {
         if let Err(fault) = self.pass_back(index..index + 1, &mut of_copy) {
             self.stop_batch(fault, batch);
         }
+        batch.budget.charge_besides(&of_copy);
     }
 
     /// Ends the batch after a fault of the guest's receive queue.
@@ -119,9 +120,8 @@ impl<O: OwnQueue> PortLane<O> {
             return;
         };
         let is_tagged = self.forwarding.is_tagged(self.number);
-        let work = with_tag(entry, frame, is_tagged, |frame| {
-            pass_copy(batch.siblings, first.at, frame, &self.counters)
+        with_tag(entry, frame, is_tagged, |frame| {
+            pass_copy(batch.siblings, first.at, frame, &self.counters, &mut batch.budget);
         });
-        batch.budget.charge_look_ups(work);
     }
 }

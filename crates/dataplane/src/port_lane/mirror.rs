@@ -29,10 +29,9 @@ impl<O: OwnQueue> PortLane<O> {
             let mut copies = 0;
             for (port, guest) in self.forwarding.listeners(entry.vlan, self.source(), to) {
                 copies += 1;
-                let work = with_tag(entry, frame, self.forwarding.is_tagged(port), |frame| {
-                    pass_copy(siblings, guest.at, frame, &self.uncounted)
+                with_tag(entry, frame, self.forwarding.is_tagged(port), |frame| {
+                    pass_copy(siblings, guest.at, frame, &self.uncounted, budget);
                 });
-                budget.charge_look_ups(work);
             }
             budget.charge_copies(copies, frame.sending.len);
         }

@@ -372,10 +372,9 @@ impl<O: OwnQueue> PortLane<O> {
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             let taps = host.into_iter().chain(wire).map(|tap| (tap, true));
             for (guest, is_tagged) in taps.chain(ports) {
-                let work = with_tag(entry, frame, is_tagged, |frame| {
-                    pass_copy(batch.siblings, guest.at, frame, &self.counters)
+                with_tag(entry, frame, is_tagged, |frame| {
+                    pass_copy(batch.siblings, guest.at, frame, &self.counters, &mut batch.budget);
                 });
-                batch.budget.charge_look_ups(work);
                 copies += 1;
             }
             batch.budget.charge_copies(copies, frame.sending.len);
