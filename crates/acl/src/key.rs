@@ -58,8 +58,7 @@ pub struct Looked {
 
 impl FlowKey {
     /// The key of a frame. `head`: its first bytes, of which [`packet::SHORT_HEAD`] suffice unless
-    /// [`packet::ip::is_long`]; `len`: its
-    /// length. Errors: [`Malformed`].
+    /// [`packet::ip::is_long`]; `len`: its length. Errors: [`Malformed`].
     #[inline]
     pub fn of(head: &[u8], len: usize) -> Result<Looked, Malformed> {
         let payload = ethernet::payload(head, Skip::Vlan).ok_or(Malformed)?;

@@ -55,7 +55,7 @@
 //!    destination together.
 //!    - To a port: `port_lane/mod.rs` `to_port`, `pass_to`; `guest/passing.rs` `pass`: one copy, from RAM to RAM.
 //!    - To the uplink: `port_lane/exits.rs` `leave`, `put_to_nic`; `backend/to_nic.rs` `put`, `copy`, `segment`.
-//!    - To a station on another host: `port_lane/remote.rs` `to_remote`, `put_to_underlay`: in the headers of VXLAN.
+//!    - To a station on another host: `port_lane/remote.rs` `to_remote`, `put_to_underlay`: behind a tunnel's headers.
 //!    - To the host: `port_lane/exits.rs` `to_host`; `host/to_tap.rs` `write`.
 //!    - To all: `port_lane/mod.rs` `to_multicast`; `port_lane/copies.rs` `pass_copy`.
 //! 6. `port_lane/batch.rs` `settle`: returns the chains. `nic/endpoint.rs` `send`, `kick`: the kernel gets the frames.

@@ -119,7 +119,7 @@ counters! {
     Work from_guest_bytes,
     /// Network: broadcast and multicast frames of the guest, each copied to all other ports that receive it.
     Work from_guest_multicast_frames,
-    /// Network: frames of the guest that were sent by the underlay, in VXLAN.
+    /// Network: frames of the guest that were sent by the underlay, in VXLAN or Geneve.
     Work from_guest_encapsulated,
     /// GSO packets taken from the guest to be sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,

@@ -27,7 +27,7 @@ const MOST_FAILURES: usize = 4096;
 /// After this time the same failure is reported again: API servers forget events after an hour.
 const REPORT_AGAIN: Duration = Duration::from_secs(30 * 60);
 
-/// Why nothing is done any more.
+/// The error of calls while the driver ends.
 const ENDS: &str = "the driver ends: kubelet tries again";
 
 /// The driver.

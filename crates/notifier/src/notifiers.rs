@@ -189,11 +189,12 @@ impl<B: Ioeventfds> Notifiers<B> {
         })
     }
 
-    /// Applies an event to all queues. When it returns, each has its new owner, except for those in the report, which a
-    /// backend must give back first.
+    /// Applies an event of the whole device to all queues: [`Event::DriverOk`], [`Event::Reset`], [`Event::BusMasterOn`],
+    /// [`Event::BusMasterOff`], [`Event::VmRun`] or [`Event::VmStop`]. When it returns, each has its new owner, except for
+    /// those in the report, which a backend must give back first.
     ///
     /// # Errors
-    /// [`NotifierError::Refused`]; no event of a device is refused at present.
+    /// [`NotifierError::Refused`], only for other events; queues before the named one have changed then.
     ///
     /// # Panics
     /// If [`Serve::look`] panics. The event was not applied to the queues after that one; it may be repeated.
@@ -206,7 +207,8 @@ impl<B: Ioeventfds> Notifiers<B> {
         Ok(report)
     }
 
-    /// Applies an event to one queue.
+    /// Applies an event of one queue: [`Event::QueueEnable`], [`Event::QueueReset`], [`Event::BackendStart`] or
+    /// [`Event::BackendStop`].
     ///
     /// # Errors
     /// [`NotifierError::NoQueue`]; [`NotifierError::Refused`] for events of the VMM's, and nothing has changed then.

@@ -21,9 +21,16 @@ pub const FIRST: u16 = 0x0600;
 /// Stands for the ethertype of LLC frames that have none.
 pub const LLC: u16 = 0;
 
-/// Whether a tag follows. The last three are service tags from before the standard (`ETH_P_QINQ1` to 3), which switches
-/// may still use.
+/// Service tags from before the standard (`ETH_P_QINQ1` to 3), which switches may still use.
+const OLD_SERVICE_VLAN_1: u16 = 0x9100;
+const OLD_SERVICE_VLAN_2: u16 = 0x9200;
+const OLD_SERVICE_VLAN_3: u16 = 0x9300;
+
+/// Whether a tag follows.
 #[inline]
 pub fn is_tag(ethertype: u16) -> bool {
-    matches!(ethertype, VLAN | SERVICE_VLAN | 0x9100 | 0x9200 | 0x9300)
+    matches!(
+        ethertype,
+        VLAN | SERVICE_VLAN | OLD_SERVICE_VLAN_1 | OLD_SERVICE_VLAN_2 | OLD_SERVICE_VLAN_3
+    )
 }

@@ -75,7 +75,7 @@ mod net_header {
 /// bounds the work that a hostile sender can cause.
 pub const HEADERS_MAX: usize = 256;
 
-/// First bytes of a frame that have all headers up to ports, unless [`ip::is_long`].
+/// First bytes of a frame that contain all headers up to the ports, behind at most one VLAN tag, unless [`ip::is_long`].
 pub const SHORT_HEAD: usize = 64;
 
 /// `N` bytes of a frame from `at` on; `None`: the frame is too short.

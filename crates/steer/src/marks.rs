@@ -75,7 +75,7 @@ impl Flow {
     }
 }
 
-fn unchanged() -> String {
+fn cannot_change() -> String {
     format!(
         "cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them"
     )
@@ -95,7 +95,7 @@ impl InterfaceMarks {
         entries: MAX_MARKS,
     };
 
-    /// Those of a program that is not loaded yet.
+    /// A new map, for a program that will be loaded.
     pub(crate) fn new() -> libbpf_rs::Result<Self> {
         Self::SHAPE.create(libbpf_sys::BPF_F_NO_PREALLOC).map(Self)
     }
@@ -103,7 +103,7 @@ impl InterfaceMarks {
     /// Opens the marks of an interface.
     ///
     /// # Errors
-    /// Why there are none; the query needs CAP_SYS_ADMIN.
+    /// The interface's program has no marks, there is none, or CAP_SYS_ADMIN is missing.
     pub fn of(ifindex: u32) -> anyhow::Result<Self> {
         let on = unnamed_program_on(ifindex).context("cannot query the interface's XDP program")?;
         let program = on.context(
@@ -136,7 +136,7 @@ impl InterfaceMarks {
     /// # Errors
     /// The kernel's.
     pub fn set(&self, flow: &Flow, mark: u32) -> anyhow::Result<()> {
-        map::set(&self.0, &flow.key(), &mark).with_context(unchanged)
+        map::set(&self.0, &flow.key(), &mark).with_context(cannot_change)
     }
 
     /// Removes the mark of a flow; returns whether it had one.
@@ -144,7 +144,7 @@ impl InterfaceMarks {
     /// # Errors
     /// The kernel's.
     pub fn remove(&self, flow: &Flow) -> anyhow::Result<bool> {
-        map::remove(&self.0, &flow.key()).with_context(unchanged)
+        map::remove(&self.0, &flow.key()).with_context(cannot_change)
     }
 
     /// All marks, in order.

@@ -111,7 +111,7 @@ pub struct Program {
     /// The kernel's id of that map.
     number: u32,
     pub(crate) sockets: MapHandle,
-    /// The maps of single queues; `None`: the program is of a version without them.
+    /// The socket maps of single queues.
     pub(crate) own: MapHandle,
     pub(crate) entries: MapHandle,
     pub(crate) counts: MapHandle,

@@ -20,7 +20,7 @@ use crate::skel::send::SendSkelBuilder;
 /// is removed.
 ///
 /// # Errors
-/// Why not; nothing is attached then.
+/// The kernel refuses it; nothing is attached then.
 pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> anyhow::Result<()> {
     let (loaded, _) = messages_of(|| load(uplink, Some(queue)));
     let program = loaded.context("cannot load the program that sends a tap's frames")?;

@@ -31,7 +31,7 @@ impl SocketMap {
     /// Opens a map that is pinned in a bpffs.
     ///
     /// # Errors
-    /// Why not.
+    /// Nothing is pinned there, it is no XSKMAP, or permission is missing.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let cannot = || {
             format!(
@@ -89,7 +89,7 @@ impl SocketMap {
     /// Pins it on a bpffs, at a path that does not exist.
     ///
     /// # Errors
-    /// Why not.
+    /// There is a file already, or the path is not on a bpffs.
     pub fn pin(&self, path: &Path) -> anyhow::Result<()> {
         pin(self.map.as_fd(), path).with_context(|| {
             format!(
@@ -103,7 +103,7 @@ impl SocketMap {
     /// Checks that the map has these places.
     ///
     /// # Errors
-    /// Why not.
+    /// Some of the places do not exist.
     pub fn check(&self, places: Range<u64>) -> anyhow::Result<()> {
         let Range { start, end } = places;
         ensure!(
@@ -119,7 +119,7 @@ impl SocketMap {
     /// Inserts a socket into a free place.
     ///
     /// # Errors
-    /// Why not.
+    /// The place has a socket, or the kernel refuses this one.
     pub fn insert(&self, index: u32, socket: BorrowedFd<'_>) -> anyhow::Result<()> {
         let value = socket.as_raw_fd();
         // SAFETY: the kernel reads four bytes each from two live values, as from_fd() has checked.

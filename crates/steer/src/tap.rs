@@ -144,7 +144,7 @@ impl TapAccess {
     /// between the interface with index `uplink`, which the program is for, and the tap `device`.
     ///
     /// # Errors
-    /// Why not; nothing is attached then.
+    /// The kernel refuses it; nothing is attached then.
     pub fn attach(
         program: &Program,
         to: TapTo,

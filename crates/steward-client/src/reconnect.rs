@@ -79,7 +79,7 @@ impl Lease {
             Incoming::Nothing if Instant::now() < until => return Ok(false),
             Incoming::Nothing | Incoming::End => self.disconnected(state)?,
             Incoming::Message(message) => match (message.serial, message.answer) {
-                // It has the request for hints.
+                // The steward has the request for hints: now request the lease.
                 (serial, Answer::Done) if serial == asked => self.ask_for_lease(state)?,
                 (serial, Answer::Facts(facts)) if serial == asked => {
                     state.changed |= state.known.facts != facts;

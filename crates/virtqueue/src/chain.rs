@@ -135,7 +135,7 @@ impl Chains {
     /// Number of buffers of the chains at these indices.
     #[inline]
     #[must_use]
-    pub fn buffers_of(&self, chains: Range<usize>) -> usize {
+    pub fn count_buffers(&self, chains: Range<usize>) -> usize {
         let first = |at: usize| {
             self.chains
                 .get(at)

@@ -1,6 +1,7 @@
 //! Numbers that must not be confused: an offset in the UMEM, a ring's size, a queue's number.
 
 use derive_more::Display;
+
 /// A byte offset into a [`Umem`](crate::Umem), the address form that every AF_XDP ring uses.
 ///
 /// Zero is the first byte of the registered memory. The upper 16 bits, which the kernel uses for a delta in

@@ -7,7 +7,7 @@ use packet::tunnel::OUTER_MAX;
 
 use crate::guest::guest_frame::GuestFrame;
 
-/// See the module's head.
+/// A frame with another head than in guest memory.
 pub(crate) struct NewHead {
     sending: Sending,
     head: [u8; OUTER_MAX + HEADERS_MAX + TAG_BYTES],
@@ -15,7 +15,8 @@ pub(crate) struct NewHead {
 }
 
 impl NewHead {
-    /// `parts`: the new head, which differs from the frame's in bytes before a requested checksum only: that moves.
+    /// `parts`, one behind the other, are the new head. They differ from the frame's head only before a requested checksum,
+    /// which moves by the difference in length.
     pub(crate) fn new(frame: &GuestFrame<'_>, parts: [&[u8]; 3]) -> Self {
         let mut head = [0; OUTER_MAX + HEADERS_MAX + TAG_BYTES];
         let mut known = 0;
@@ -23,7 +24,7 @@ impl NewHead {
             head[known..][..part.len()].copy_from_slice(part);
             known += part.len();
         }
-        // Less than the length of `head`.
+        // Both lengths are at most that of `head`, which fits i16.
         let growth = known as i16 - frame.head.len() as i16;
         let mut sending = *frame.sending;
         sending.len = sending.len.saturating_add_signed(growth.into());

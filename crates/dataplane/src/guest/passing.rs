@@ -159,12 +159,14 @@ impl<'a> Passing<'a> {
     }
 
     /// The common case: frames with a checked head and the rest in one piece, each with its requested checksum. Passes
-    /// them on, up to a number of bytes, as long as they need nothing but a copy; returns how many, and their bytes.
+    /// them on as long as they need nothing but a copy. Stops once it has copied `most_bytes`. Returns the number of frames
+    /// that it copied, and of their bytes.
     #[inline]
     pub(crate) fn pass_whole<'f>(
         &mut self,
         memory: &MemoryMap,
-        (frames, most_bytes): (impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>, u64),
+        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        most_bytes: u64,
         from: &PairCounters,
     ) -> (usize, u64) {
         let is_checked = self.filter.is_some() || self.policer.limit.is_some();

@@ -280,7 +280,8 @@ impl<'a> Delivery<'a> {
     }
 
     /// Does the same for frames of another guest, each with a head in the daemon's memory, which may be empty, and the
-    /// rest in one piece, up to a number of bytes. Returns how many frames it took, and their bytes.
+    /// rest in one piece. Stops once it has copied `most_bytes`. Returns the number of frames that it took, and of their
+    /// bytes.
     #[inline]
     pub(crate) fn take_whole_of_guest<'f>(
         &mut self,

@@ -26,7 +26,7 @@ pub enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
-    /// A queue of the NIC that carries the VXLAN packets of the uplinks of a network, and of those that share it
+    /// A queue of the NIC that carries the tunnels' packets of the uplinks of a network, and of those that share it
     /// ([`Fdb::sharing`](crate::fdb::Fdb::sharing)).
     Underlay { underlay: UnderlayOf, queue: u32 },
     /// The tap of a network's uplink, in tap mode.

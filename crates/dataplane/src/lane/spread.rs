@@ -24,11 +24,11 @@ pub(crate) trait LaneWorker: Send + Sync {
 
 /// A change of a network's lanes, for all workers but the lane's own.
 #[derive(Clone)]
-pub(crate) enum SpreadChange {
+pub(crate) enum LanesChange {
     Add(SharedLane),
     Remove(LaneId),
-    /// What the shared parts of a lane show.
-    Shown,
+    /// The shared parts of a lane have changed.
+    Refresh,
 }
 
 /// A lane of a network, for lanes of other workers.

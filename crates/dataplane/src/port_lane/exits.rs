@@ -47,12 +47,12 @@ impl Frames<'_> {
         let frames =
             frames.map_while(|(entry, chain)| entry.whole(true, self.vring, self.chains.buffers(chain)));
         let memory = &self.vring.guest.memory;
-        let (count, bytes) = sink.copy_classified(memory, (frames, most_bytes), outer);
+        let (count, bytes) = sink.copy_classified(memory, frames, most_bytes, outer);
         let copied = *done..*done + count;
         self.vring
             .queue
             .push_all_used(&self.chains.chains[copied.clone()]);
-        budget.charge_descriptors(self.chains.buffers_of(copied));
+        budget.charge_descriptors(self.chains.count_buffers(copied));
         budget.tally.add_all(count as u64, bytes);
         *done += count;
     }
@@ -400,9 +400,9 @@ impl<O: OwnQueue> PortLane<O> {
             None => None,
         };
         if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
-            let plain = self.classify_plain();
+            let (first, plain) = (*done, self.classify_plain());
             self.pass_whole(passing, false, plain, (budget, done));
-            let passed = &self.sender.chains.chains[..*done];
+            let passed = &self.sender.chains.chains[first..*done];
             self.own.give_back(&mut self.from_guest, passed);
         }
         let mut of_other = None;

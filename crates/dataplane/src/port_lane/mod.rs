@@ -10,8 +10,8 @@
 //! A frame to another port, of any worker, is copied once, from RAM to RAM, with its segmentation and checksum
 //! request ([`Passing`]), and so is one to the host ([`crate::host::to_tap`]). A frame to the uplink is copied
 //! into a chunk, and segmented if it requests that ([`crate::backend::to_nic`]); the uplink's lane has the
-//! kernel send the frames of all lanes ([`crate::uplink::uplink_lane`]). Frames to other hosts of a VXLAN may leave by
-//! the NIC below the uplink ([`remote`]).
+//! kernel send the frames of all lanes ([`crate::uplink::uplink_lane`]). Frames to other hosts of a tunnel (VXLAN,
+//! Geneve) may leave by the NIC below the uplink ([`remote`]).
 //!
 //! A pair may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
 //! that it receives are for the pair's guest. While the pair is disabled, they go to the port's first pair, which is
@@ -325,8 +325,9 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(())
     }
 
-    /// The same for the common case: passes the next frames as long as they need nothing but a copy. Leaves the first
-    /// other one, and those behind it. A separate function, so that the loop has all registers.
+    /// The common case of [`Self::pass_each`]: passes the next frames as long as they need nothing but a copy. Leaves the
+    /// first other one, and those behind it. The caller returns the chains, too. A separate function, so that the loop has
+    /// all registers.
     #[inline(never)]
     fn pass_whole(
         &self,
@@ -343,8 +344,8 @@ impl<O: OwnQueue> PortLane<O> {
         let frames =
             frames.map_while(|(entry, chain)| entry.whole(is_tagged, &self.from_guest, taken.buffers(chain)));
         let memory = &self.from_guest.guest.memory;
-        let (count, bytes) = passing.pass_whole(memory, (frames, most_bytes), &self.counters);
-        budget.charge_descriptors(taken.buffers_of(*done..*done + count));
+        let (count, bytes) = passing.pass_whole(memory, frames, most_bytes, &self.counters);
+        budget.charge_descriptors(taken.count_buffers(*done..*done + count));
         budget.tally.add_all(count as u64, bytes);
         *done += count;
     }

@@ -8,9 +8,9 @@
 //! All others take the way of frames to unknown addresses: GSO packets without zero-copy, frames that are too long for the
 //! underlay with these headers, frames of taps, and one frame whenever the kernel has to confirm the next hop. Frames of a
 //! flow must not overtake each other. So the kernel sends the frames in the underlay's ring before one leaves by the uplink,
-//! and frames behind a GSO packet that left by the uplink leave there, too, until none has done so for a while. Only the
-//! segments of a GSO packet that confirms the next hop for others may be overtaken: otherwise a guest that never pauses would
-//! not leave by the underlay again.
+//! and frames behind a GSO packet that left by the uplink leave there, too, until none has done so for a while. A GSO packet
+//! that confirms a next hop is the exception: later frames may overtake its segments. Otherwise a guest that never pauses
+//! would not use the underlay again.
 //!
 //! The checked bytes of a frame are those inside the tunnel, as on the uplink. Requested checksums are completed here: the
 //! NIC would compute that of the outer headers.
@@ -132,6 +132,7 @@ impl Sink for ToVtep<'_, '_> {
             };
             let put = self.sink.put_segments((frame, gso), tunnel, budget);
             self.refuses = put.is_none();
+            // Ends the run; `refuses` says that it is not for room.
             return put.unwrap_or(Put::NoRoom);
         }
         let headers = self.encapsulation.headers(frame.head, frame.sending.len);
@@ -214,12 +215,14 @@ impl<O: OwnQueue> PortLane<O> {
         if confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
             return;
         }
-        let takes_gso = self.kick_underlay(batch.siblings);
+        let takes_gso = self.kick_underlay_and_ask_gso(batch.siblings);
         self.leave(1, batch, NO_FDB_ENTRY);
         match confirmed {
-            // It waits.
+            // There was no room: the next frame confirms instead.
             Some(vtep) if batch.done == first => vtep.confirm.store(true, Relaxed),
+            // Later packets leave by the underlay again, so nothing has to wait for this one.
             Some(_) if takes_gso => {}
+            // Frames behind a GSO packet follow it, so that they do not overtake it.
             _ => self.underlay.detour = is_gso.then(Ticks::now),
         }
     }
@@ -260,6 +263,7 @@ impl<O: OwnQueue> PortLane<O> {
             frames.end += fits;
             waits = vtep.put_all(frames, (&mut batch.budget, &mut batch.done));
             if vtep.refuses && batch.done == first {
+                // The caller sends it by the uplink.
                 fits = 0;
             }
         });
@@ -271,7 +275,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Has the kernel send the frames in the underlay's ring, before a frame that must not overtake them. Returns whether GSO
     /// packets leave there, too.
     #[cold]
-    fn kick_underlay(&mut self, siblings: &mut dyn Siblings) -> bool {
+    fn kick_underlay_and_ask_gso(&mut self, siblings: &mut dyn Siblings) -> bool {
         let place = self.forwarding.underlay(self.flow());
         let Some(Uplink::Queue { mut queue, .. }) = place.map(|at| siblings.uplink(at)) else {
             return false;

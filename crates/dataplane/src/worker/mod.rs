@@ -58,7 +58,7 @@ use self::slots::{EVENT_FD, Lanes, Slot};
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::{LaneWorker, SpreadChange};
+use crate::lane::spread::{LaneWorker, LanesChange};
 use crate::lane::{Lane, LaneId, Siblings};
 use crate::worker::moderation::Moderation;
 use crate::worker::place::WorkerPlace;
@@ -108,7 +108,7 @@ pub(crate) enum Command {
     /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
     /// A change of a network's lanes of other workers; answered once it is in effect.
-    Spread(Arc<str>, SpreadChange, Sender<usize>),
+    Spread(Arc<str>, LanesChange, Sender<usize>),
     /// A lane of another worker has left frames in this lane that only this worker delivers.
     Wake(LaneId),
     /// A lane of another worker has found a fault of this lane's guest.
@@ -559,9 +559,9 @@ impl Worker {
                 Ok(Command::Spread(network, change, done)) => {
                     let lanes = self.lanes.spreads.entry(network).or_default();
                     match change {
-                        SpreadChange::Add(lane) => lanes.push(lane),
-                        SpreadChange::Remove(id) => lanes.retain(|lane| lane.id != id),
-                        SpreadChange::Shown => {}
+                        LanesChange::Add(lane) => lanes.push(lane),
+                        LanesChange::Remove(id) => lanes.retain(|lane| lane.id != id),
+                        LanesChange::Refresh => {}
                     }
                     is_stale = true;
                     answers.push(done);

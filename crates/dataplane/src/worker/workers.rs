@@ -14,7 +14,7 @@ use xsk::NumaNode;
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::{Affinity, Role};
-use crate::lane::spread::{SharedLane, SpreadChange};
+use crate::lane::spread::{LanesChange, SharedLane};
 use crate::lane::{Lane, LaneId, Siblings};
 use crate::worker::place::WorkerPlace;
 use crate::worker::polling::Waits;
@@ -77,8 +77,12 @@ impl Roster {
     }
 }
 
-/// Receives the numbers of the workers in which a [`SpreadChange`] is in effect; the number of that which was not asked.
-struct Answers(mpsc::Receiver<usize>, usize);
+/// Receives the numbers of workers that have applied a [`LanesChange`].
+struct Answers {
+    done: mpsc::Receiver<usize>,
+    /// The lane's worker, which gets none.
+    own: usize,
+}
 
 /// What can be seen of a worker from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +159,7 @@ impl Workers {
         let mail = Arc::clone(&self.handles[worker].mail);
         let shared = SharedLane::of(&*lane.lane, (id, &lane.role), mail);
         self.handles[worker].send(Command::Add(id, lane, counted));
-        let answers = self.send_spread(network.as_ref(), worker, &SpreadChange::Add(shared));
+        let answers = self.send_spread(network.as_ref(), worker, &LanesChange::Add(shared));
         drop(roster);
         self.wait(answers);
         LaneAt { worker, id }
@@ -165,24 +169,28 @@ impl Workers {
         LaneId(self.next_id.fetch_add(1, Relaxed))
     }
 
-    /// Sends the change of a lane of a network to all workers but `own`, the lane's. The roster is locked meanwhile, so
-    /// that all get changes in the same order.
-    fn send_spread(&self, network: Option<&Arc<str>>, own: usize, change: &SpreadChange) -> Answers {
-        let (done, answers) = mpsc::channel();
+    /// Sends the change of a lane of a network to all workers but `own`, the lane's. The caller holds the roster's lock, so
+    /// that all get changes in one order.
+    fn send_spread(&self, network: Option<&Arc<str>>, own: usize, change: &LanesChange) -> Answers {
+        let (sender, done) = mpsc::channel();
         if let Some(network) = network {
             let others = self.handles.iter().enumerate().filter(|(at, _)| *at != own);
             for (_, handle) in others {
-                handle.send(Command::Spread(Arc::clone(network), change.clone(), done.clone()));
+                handle.send(Command::Spread(
+                    Arc::clone(network),
+                    change.clone(),
+                    sender.clone(),
+                ));
             }
         }
-        Answers(answers, own)
+        Answers { done, own }
     }
 
     /// Waits until all workers have answered, except for those that hang.
-    fn wait(&self, Answers(answers, own): Answers) {
+    fn wait(&self, Answers { done, own }: Answers) {
         let mut answered = BTreeSet::from([own]);
         loop {
-            match answers.recv_timeout(HANGS) {
+            match done.recv_timeout(HANGS) {
                 Ok(worker) => _ = answered.insert(worker),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
@@ -203,7 +211,7 @@ impl Workers {
         let gone = roster.lanes.remove(&at.id);
         roster.listed.remove(at.id);
         let network = gone.as_ref().and_then(|gone| gone.role.network());
-        let answers = self.send_spread(network, at.worker, &SpreadChange::Remove(at.id));
+        let answers = self.send_spread(network, at.worker, &LanesChange::Remove(at.id));
         drop(roster);
         self.wait(answers);
         lane
@@ -259,7 +267,7 @@ impl Workers {
         }
         let roster = self.roster.locked();
         let network = roster.lanes.get(&at.id).and_then(|lane| lane.role.network());
-        let answers = self.send_spread(network, at.worker, &SpreadChange::Shown);
+        let answers = self.send_spread(network, at.worker, &LanesChange::Refresh);
         drop(roster);
         self.wait(answers);
     }

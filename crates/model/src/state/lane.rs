@@ -45,7 +45,7 @@ pub struct LaneStatus {
     pub backing: Option<String>,
     /// NUMA node that most of the packet memory is on; none where there is one only, or that is not known.
     pub node: Option<u16>,
-    /// Hints of the NIC before its frames; none without an interface, or with a steward that knows no hints.
+    /// Hints of the NIC before its frames; none without an interface, or if none are known or requested.
     #[serde(default)]
     pub hints: Option<HintsStatus>,
     /// All counters; the API shows them at /v1/counters.

@@ -66,7 +66,8 @@ pub struct UnderlayStatus {
     pub interface: String,
     /// How the steering program is attached there; none: it is not.
     pub attached: Option<String>,
-    /// Addresses on other hosts that the daemon encapsulates frames to; 0: all, if there is a host (Geneve).
+    /// Addresses on other hosts that the daemon encapsulates frames to; 0 although `vteps`
+    /// is not: all addresses that no port here has (Geneve).
     pub addresses: usize,
     /// The hosts (VTEPs) that have them.
     pub vteps: usize,

@@ -41,7 +41,7 @@ use crate::choice::Choice;
 pub use mounts::{Reach, without_links};
 pub use user::{User, group_number, user_number};
 
-/// The error of a step.
+/// The message for a step that failed.
 fn failed(step: &str) -> String {
     format!("cannot enter the sandbox: {step} (`--sandbox off` omits it)")
 }

@@ -29,7 +29,7 @@ use steward_protocol::{Reason, Refusal};
 /// if none is said.
 ///
 /// # Errors
-/// Why there is none.
+/// The name is taken or impossible, or the kernel has no netkit.
 pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, Refusal> {
     let not_made = |error: io::Error| Reason::Kernel.because(format!("cannot make a netkit: {error}"));
     let c_name = CString::new(name).map_err(|error| not_made(error.into()))?;

@@ -25,7 +25,7 @@ pub(crate) enum InterfaceError {
     Refused(Refusal),
     #[error("the daemon's helper is gone, and the daemon ends with it")]
     HelperGone,
-    /// Anything that no caller tells apart.
+    /// Any error that no caller distinguishes.
     #[error(transparent)]
     Other(#[from] anyhow::Error),
     #[error(transparent)]
@@ -67,7 +67,7 @@ impl From<LeaseError> for InterfaceError {
 }
 
 impl InterfaceError {
-    /// The error of a lease from the daemon's own helper: without a steward, no message names one.
+    /// Converts an error of a lease from the daemon's own helper. The text names the helper: there is no steward.
     pub(crate) fn of_helper(error: LeaseError) -> Self {
         match error {
             LeaseError::Refused(refusal) => Self::Refused(refusal),

@@ -46,7 +46,7 @@ use dataplane::nic::queue::{MOST_PIECES, Nic, Sends};
 use dataplane::nic::tap::{SendTap, Tap};
 use dataplane::nic::xdp::XdpNic;
 
-/// Why there is no tap: the queue is not leased from a steward.
+/// Why there is no tap: program and sockets are another program's.
 const NO_TAPS: &str = "the owner of the XDP program provides no tap for them";
 
 #[derive(Clone)]

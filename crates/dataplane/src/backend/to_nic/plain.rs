@@ -49,13 +49,14 @@ impl<N: Nic> NicSink<'_, N> {
     }
 
     /// Does the same for classified frames: the head is in the daemon's memory, and the rest in guest memory. `outer`
-    /// makes the headers in front of each, of its head and length. Returns how many frames it copied, up to a number of
-    /// bytes, and these.
+    /// makes the headers in front of each, of its head and length. Stops once it has copied `most_bytes`. Returns the number
+    /// of frames that it copied, and of their bytes.
     #[inline]
     pub(crate) fn copy_classified<'f, H: AsRef<[u8]>>(
         &mut self,
         memory: &MemoryMap,
-        (frames, most_bytes): (impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>, u64),
+        frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        most_bytes: u64,
         mut outer: impl FnMut(&[u8], u32) -> H,
     ) -> (usize, u64) {
         if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {

@@ -135,7 +135,8 @@ pub(crate) fn check_content(
 impl SourceGuard {
     /// Whether the guest with that address may send a frame; if so, how many of its first bytes the decision depends
     /// on.
-    /// `head`: its first bytes, as many as [`packet::ip::is_long`] asks for; `len`: its length.
+    /// `head`: its first bytes, [`SHORT_HEAD`](packet::SHORT_HEAD) of them, or [`HEADERS_MAX`](packet::HEADERS_MAX) if
+    /// [`packet::ip::is_long`]; `len`: its length.
     /// Errors: why not.
     #[inline]
     pub(crate) fn check(&self, mac: Mac, head: &[u8], len: u32, tags: Tags) -> Result<usize, Refusal> {

@@ -34,7 +34,7 @@ use crate::frame::bytes::GuestRam;
 use crate::lane::limits::BATCH;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::{SharedLane, SpreadChange};
+use crate::lane::spread::{LanesChange, SharedLane};
 use crate::lane::{Lane, LaneId};
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
@@ -243,7 +243,7 @@ impl Rounds {
             let shared = SharedLane::of(&*lane, (id, &role), handles[worker].mail.clone());
             add(&handles[worker], id, lane, role);
             for (_, other) in handles.iter().enumerate().filter(|(at, _)| *at != worker) {
-                let change = SpreadChange::Add(shared.clone());
+                let change = LanesChange::Add(shared.clone());
                 other.send(Command::Spread(NETWORK.into(), change, mpsc::channel().0));
             }
             guest
