@@ -5,7 +5,7 @@
 //! hash use [`Span::packet_or_rest`].
 
 use crate::ethernet::{self, Payload, Skip};
-use crate::ethertype::{FIRST, IPV4, IPV6};
+use crate::ethertype::{FIRST, IPV4, IPV6, is_tag};
 use crate::fields::{ipv4, ipv6};
 use crate::protocol::*;
 use crate::{SHORT_HEAD, bytes, word};
@@ -224,14 +224,14 @@ impl<'a> Ipv6<'a> {
 }
 
 /// Whether the headers that decide about a frame with these first bytes may end behind them: with IPv4 options, IPv6
-/// extension headers, ICMPv6, which may announce addresses, or LLC. Then [`HEADERS_MAX`](crate::HEADERS_MAX) are needed.
+/// extension headers, ICMPv6, which may announce addresses, LLC, or tags that are not skipped. Then [`HEADERS_MAX`](crate::HEADERS_MAX) are needed.
 #[inline]
 pub fn is_long(head: &[u8; SHORT_HEAD]) -> bool {
     let payload = ethernet::payload(head, Skip::TwoTags);
     payload.is_some_and(|Payload { ethertype, at }| match ethertype {
         IPV4 => head[at] & 0xf > 5,
         IPV6 => !matches!(head[at + ipv6::NEXT], TCP | UDP),
-        other => other < FIRST,
+        other => other < FIRST || is_tag(other),
     })
 }
 

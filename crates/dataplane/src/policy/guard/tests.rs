@@ -145,8 +145,16 @@ fn refused(why: Refusal, frame: &[u8]) {
     assert_eq!(verdict(&guard(), frame), Err(why), "{frame:02x?}");
 }
 
+/// Types of tags.
+const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
+
 fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
-    [&frame[..12], &ethernet::tag(vlan), &frame[12..]].concat()
+    tagged_as(TAGS[0], frame, vlan)
+}
+
+fn tagged_as(kind: u16, frame: &[u8], vlan: u16) -> Vec<u8> {
+    let tag = [kind, vlan].map(u16::to_be_bytes).concat();
+    [&frame[..12], &tag, &frame[12..]].concat()
 }
 
 #[test]
@@ -487,14 +495,15 @@ fn nothing_but_ip_and_arp_is_sent() {
 
 #[test]
 fn tag_hides_nothing() {
-    for vlan in [0, 100] {
-        allowed(&tagged(&arp(1, MAC, OWN_V4, OTHER_V4), vlan));
-        refused(Refusal::Arp, &tagged(&arp(1, MAC, OTHER_V4, OWN_V4), vlan));
-        refused(Refusal::Source, &tagged(&udp(OTHER_V4, OWN_V4, 1, 2), vlan));
-        refused(
-            Refusal::DhcpServer,
-            &tagged(&ipv6(OWN_V6, 17, &ports(547, 546)), vlan),
-        );
+    for kind in TAGS {
+        for vlan in [0, 100] {
+            let tagged = |frame: &[u8]| tagged_as(kind, frame, vlan);
+            allowed(&tagged(&arp(1, MAC, OWN_V4, OTHER_V4)));
+            allowed(&tagged(&neighbour(OWN_V6, 136, OWN_V6, &link_layer(2, MAC))));
+            refused(Refusal::Arp, &tagged(&arp(1, MAC, OTHER_V4, OWN_V4)));
+            refused(Refusal::Source, &tagged(&udp(OTHER_V4, OWN_V4, 1, 2)));
+            refused(Refusal::DhcpServer, &tagged(&ipv6(OWN_V6, 17, &ports(547, 546))));
+        }
     }
 }
 
@@ -513,19 +522,18 @@ fn near_frames() -> impl Strategy<Value = Vec<u8>> {
     ];
     let change = (any::<prop::sample::Index>(), any::<u8>());
     let changes = prop::collection::vec(change, 0..4);
-    (prop::sample::select(good), changes, any::<bool>(), 0..300usize).prop_map(
-        |(mut frame, changes, is_tagged, longer)| {
-            if is_tagged {
-                frame = tagged(&frame, 7);
-            }
-            for (at, byte) in changes {
-                let at = at.index(frame.len() - 12) + 12;
-                frame[at] = byte;
-            }
-            frame.resize(frame.len() + longer, 0x5a);
-            frame
-        },
-    )
+    let tag = prop::option::of(prop::sample::select(&TAGS[..]));
+    (prop::sample::select(good), changes, tag, 0..300usize).prop_map(|(mut frame, changes, tag, longer)| {
+        if let Some(kind) = tag {
+            frame = tagged_as(kind, &frame, 7);
+        }
+        for (at, byte) in changes {
+            let at = at.index(frame.len() - 12) + 12;
+            frame[at] = byte;
+        }
+        frame.resize(frame.len() + longer, 0x5a);
+        frame
+    })
 }
 
 proptest! {
