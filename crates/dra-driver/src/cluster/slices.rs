@@ -106,11 +106,12 @@ fn is_zero_copy(network: &NetworkStatus) -> bool {
     !network.queues.is_empty() && modes.all(|mode| mode == Some("zero-copy"))
 }
 
-/// Whether the uplink is a vxlan device.
+/// Whether the uplink is a tunnel device.
 fn is_tunnel(network: &NetworkStatus) -> bool {
     let device = |uplink: &String| fs::read_to_string(format!("/sys/class/net/{uplink}/uevent"));
     let uevent = network.uplink.as_ref().and_then(|uplink| device(uplink).ok());
-    uevent.is_some_and(|uevent| uevent.contains("DEVTYPE=vxlan"))
+    let types = ["DEVTYPE=vxlan", "DEVTYPE=geneve"];
+    uevent.is_some_and(|uevent| types.iter().any(|its| uevent.contains(its)))
 }
 
 /// What sysfs has of a physical NIC.
