@@ -81,8 +81,8 @@ impl Program {
     }
 
     /// From now on a network gets the unicast frames to its stations in this tunnel that arrive at these queues, and no
-    /// others, until [`Program::end_network`]; at first from no host ([`Program::change_vtep`]). It is the network of the
-    /// queues, or one that shares them ([`network_number`](crate::network_number)) if that one has a tunnel, too. Other
+    /// others, until [`Program::end_network`]; of Geneve from its host, of VXLAN at first from none
+    /// ([`Program::change_vtep`]). It is the network of the queues, or one that shares them ([`network_number`](crate::network_number)) if that one has a tunnel, too. Other
     /// networks may have the same stations. A network that had no tunnel loses its stations.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Program {
     }
 
     /// Drops packets for the tunnel of a network of these queues from hosts that it takes none from, until
-    /// [`Program::set_tunnel`]. Returns the tunnel, if there is one.
+    /// [`Program::set_tunnel`]; of a tunnel of Geneve they stay the kernel's. Returns the tunnel, if there is one.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Network`].
@@ -153,6 +153,9 @@ impl Program {
             return Ok(None);
         };
         let tunnel = tunnel.dropping_unknown();
+        if !tunnel.drops_unknown {
+            return Ok(Some(tunnel));
+        }
         let set = maps.set(network, tunnel);
         set.map_err(|source| QueueError::Network { network, source })?;
         for queue in queues {

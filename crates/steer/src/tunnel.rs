@@ -22,8 +22,8 @@ const GENEVE: u8 = 0x80;
 pub struct Tunnel {
     /// Index of the tunnel device. The program does not use it.
     pub device: u32,
-    /// It is one of Geneve.
-    pub is_geneve: bool,
+    /// The only host of a tunnel of Geneve; `None`: it is one of VXLAN, whose hosts change.
+    pub remote: Option<IpAddr>,
     /// Virtual Network Identifier, 24 bits.
     pub vni: u32,
     /// UDP port to which its packets are sent.
@@ -42,7 +42,7 @@ impl Tunnel {
     pub fn none(device: u32) -> Self {
         Self {
             device,
-            is_geneve: false,
+            remote: None,
             vni: 0,
             port: 0,
             local: Ipv4Addr::UNSPECIFIED.into(),
@@ -51,10 +51,11 @@ impl Tunnel {
         }
     }
 
-    /// The same one, which drops packets of unknown hosts.
+    /// The same one, which drops packets of unknown hosts. One of Geneve does not: they may be for another device with its
+    /// VNI, and the kernel takes none from a host that has no device.
     #[must_use]
     pub fn dropping_unknown(self) -> Self {
-        let drops_unknown = true;
+        let drops_unknown = self.remote.is_none();
         Self {
             drops_unknown,
             ..self
@@ -117,7 +118,7 @@ fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
     let value = Value {
         local,
         network,
-        version: match (is_none, tunnel.is_geneve) {
+        version: match (is_none, tunnel.remote.is_some()) {
             (true, _) => 0,
             (false, true) => version | GENEVE,
             (false, false) => version,
@@ -129,13 +130,13 @@ fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
     (key, value)
 }
 
-/// The tunnel of an entry.
-fn tunnel(key: Key, value: Value) -> Tunnel {
+/// The tunnel of an entry. `remote`: the host, if it is one of Geneve.
+fn tunnel(key: Key, value: Value, remote: impl FnOnce() -> Option<IpAddr>) -> Tunnel {
     match value.version {
         0 => Tunnel::none(value.device),
         version => Tunnel {
             device: value.device,
-            is_geneve: version & GENEVE != 0,
+            remote: (version & GENEVE != 0).then(remote).flatten(),
             vni: u32::from_be_bytes(key.vni) >> 8,
             port: u16::from_be_bytes(key.port),
             local: address(value.local, version & !GENEVE),
@@ -228,8 +229,11 @@ impl Tunnels {
         }))
     }
 
-    /// Sets the tunnel of a network that has none.
+    /// Sets the tunnel of a network that has none, with its host if it is one of Geneve.
     pub(crate) fn set(&self, network: u32, tunnel: Tunnel) -> libbpf_rs::Result<()> {
+        if let Some(remote) = tunnel.remote {
+            self.change_vtep(network, (remote, true))?;
+        }
         let (key, value) = entry(network, tunnel);
         map::set(&self.tunnels, &key, &value)
     }
@@ -241,8 +245,10 @@ impl Tunnels {
 
     /// All tunnels, with their networks.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u32, Tunnel)> {
-        self.entries()
-            .map(|(key, value)| (value.network, tunnel(key, value)))
+        self.entries().map(|(key, value)| {
+            let remote = || self.vteps(value.network).pop_first();
+            (value.network, tunnel(key, value, remote))
+        })
     }
 
     /// Takes packets from a host, or does not any more.
@@ -294,7 +300,7 @@ impl Tunnels {
 
     /// The networks that have something here.
     pub(crate) fn networks(&self) -> impl Iterator<Item = u32> {
-        let tunnels = self.all().map(|(network, _)| network);
+        let tunnels = self.entries().map(|(_, value)| value.network);
         let vteps = map::keys::<Vtep>(&self.vteps).map(|key| key.network);
         tunnels.chain(vteps)
     }
@@ -320,9 +326,10 @@ mod tests {
 
     #[test]
     fn tunnel_is_laid_out_as_steer_h_says() {
+        let remote = [192, 0, 2, 2].into();
         let tunnel = |local: &str| Tunnel {
             device: 7,
-            is_geneve: local.len() > 10,
+            remote: (local.len() > 10).then_some(remote),
             vni: 0x02_0304,
             port: 4789,
             local: local.parse().expect("an address"),
@@ -341,11 +348,14 @@ mod tests {
         );
         for local in ["192.0.2.1", "2001:db8::1", "192.0.2.111"] {
             let (key, value) = entry(0x0305, tunnel(local));
-            assert_eq!(super::tunnel(key, value), tunnel(local));
+            assert_eq!(super::tunnel(key, value, || Some(remote)), tunnel(local));
         }
         let none = Tunnel::none(7);
         let (key, value) = entry(5, none);
-        assert_eq!((value.version, super::tunnel(key, value)), (0, none));
+        assert_eq!(
+            (value.version, super::tunnel(key, value, || Some(remote))),
+            (0, none)
+        );
         assert_ne!(key, entry(0x0105, none).0);
     }
 }

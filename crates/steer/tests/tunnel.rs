@@ -27,7 +27,7 @@ const VNI: u32 = 0x01_0203;
 fn tunnel(local: &str) -> Tunnel {
     Tunnel {
         device: 7,
-        is_geneve: is_geneve(local),
+        remote: is_geneve(local).then(|| sender(local)),
         vni: VNI,
         port: if is_geneve(local) { 6081 } else { 4789 },
         local: local.parse().expect("an address"),
@@ -97,8 +97,11 @@ fn put_network(program: &Program, local: &str) -> MulticastRing {
 
 fn put_tunnel(program: &Program, tunnel: Tunnel) {
     program.set_tunnel(0..1, 0, tunnel).expect("queue 0");
-    let vtep = (sender(&tunnel.local.to_string()), true);
-    program.change_vtep(0, vtep).expect("room");
+    assert_eq!(program.tunnels(0).get(&0), Some(&tunnel));
+    if tunnel.remote.is_none() {
+        let vtep = (sender(&tunnel.local.to_string()), true);
+        program.change_vtep(0, vtep).expect("room");
+    }
 }
 
 /// Type and content.

@@ -151,14 +151,15 @@ pub enum Request {
     },
     /// Changes the hosts (VTEPs) from which the program takes packets of the tunnel, at most
     /// [`VTEPS_MAX`](super::VTEPS_MAX) for a network; after [`Request::Tunnel`] there are none. Packets of others go to the
-    /// kernel.
+    /// kernel. Refused for a tunnel of Geneve: it has the device's remote, and no other.
     Vteps {
         /// As in [`Request::Tunnel`].
         share: u32,
         /// The changes.
         changes: Vec<VtepChange>,
     },
-    /// Has the program drop packets for the tunnel from hosts that it takes none from, until [`Request::Tunnel`].
+    /// Has the program drop packets for the tunnel from hosts that it takes none from, until [`Request::Tunnel`]. Without
+    /// effect on a tunnel of Geneve: such packets may be for another device with its VNI.
     DropUnknown {
         /// As in [`Request::Tunnel`].
         share: u32,

@@ -263,7 +263,7 @@ impl Tables {
         });
         asked.map_err(|error| format!("cannot be found: {error}"))?;
         let mut device = found?;
-        if let Some(remote) = device.remote {
+        if let Some(remote) = device.tunnel.remote {
             let route = self.route(None, remote);
             let route = route.map_err(|error| format!("has a remote without a route: {error}"))?;
             let local = route.and_then(|(_, local)| local);

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use netlink_bindings::rt_addr::{self, Ifaddrmsg};
 use netlink_bindings::rt_link::{Ifinfomsg, IterableLinkAttrs};
@@ -56,12 +56,8 @@ const GENEVE: Kind = Kind {
 pub struct Device {
     /// Its name.
     pub name: String,
-    /// Bytes.
-    pub mtu: u32,
     /// Its index, and the tunnel, without its VLAN ([`Self::tunnel_on`]).
     pub tunnel: Tunnel,
-    /// The only host that a device of Geneve sends to; `None`: it is one of VXLAN, whose forwarding database has them.
-    pub remote: Option<IpAddr>,
     /// Time to live, or hop limit, of packets that are sent.
     pub ttl: u8,
 }
@@ -78,8 +74,8 @@ impl Device {
         Ok(Tunnel { vlan, ..self.tunnel })
     }
 
-    /// The device of an answer of rtnetlink. One of Geneve has no local address: the caller replaces it by that of the route to
-    /// `remote`.
+    /// The device of an answer of rtnetlink. One of Geneve has no local address: the caller sets that of the route to the
+    /// remote one.
     ///
     /// # Errors
     /// Its packets have to pass through it: in words, without its name, with the remedy.
@@ -129,17 +125,18 @@ impl Device {
         let ttl = find_attr(data, kind.ttl).and_then(|ttl| ttl.first().copied());
         Ok(Self {
             name,
-            mtu: attributes.get_mtu().unwrap_or_default(),
             tunnel: Tunnel {
                 device: header.ifi_index.cast_unsigned(),
-                is_geneve,
+                remote: is_geneve.then_some(address),
                 vni: vni.map(u32::from_ne_bytes).ok_or("has no VNI")?,
                 port: port.map(u16::from_be_bytes).ok_or("has no UDP port")?,
-                local: address,
+                local: match is_geneve {
+                    true => Ipv4Addr::UNSPECIFIED.into(),
+                    false => address,
+                },
                 vlan: 0,
                 drops_unknown: false,
             },
-            remote: is_geneve.then_some(address),
             // 0: the kernel uses net.ipv4.ip_default_ttl, 64 unless it was changed.
             ttl: ttl.filter(|&ttl| ttl != 0).unwrap_or(64),
         })
@@ -153,7 +150,7 @@ fn address(data: &[u8], [v4, v6]: [u16; 2]) -> Option<IpAddr> {
     v4.map(IpAddr::from).or(v6.map(IpAddr::from))
 }
 
-/// Bytes that VXLAN adds to a packet: headers of Ethernet, VXLAN, UDP and IP (RFC 7348, section 5).
+/// Bytes that a tunnel adds to a packet: headers of Ethernet, VXLAN or Geneve, UDP and IP (RFC 7348, section 5).
 fn added(local: IpAddr) -> u32 {
     14 + 8 + 8 + if local.is_ipv4() { 20 } else { 40 }
 }
@@ -163,29 +160,29 @@ fn added(local: IpAddr) -> u32 {
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn too_long(vxlan: &Link) -> io::Result<String> {
-    let local = get_link(&header_of(vxlan.index), None, |_, attributes| {
+pub(super) fn too_long(tunnel: &Link) -> io::Result<String> {
+    let local = get_link(&header_of(tunnel.index), None, |_, attributes| {
         local_address(attributes)
     })?;
     let Some(local) = local else {
         return Ok(String::new());
     };
     let below = interface_of(local)?.and_then(Link::by_index);
-    Ok(below.map_or_else(String::new, |below| note(vxlan, local, &below)))
+    Ok(below.map_or_else(String::new, |below| note(tunnel, local, &below)))
 }
 
-fn note(vxlan: &Link, local: IpAddr, below: &Link) -> String {
+fn note(tunnel: &Link, local: IpAddr, below: &Link) -> String {
     let most = below.mtu.saturating_sub(added(local));
-    if vxlan.mtu <= most {
+    if tunnel.mtu <= most {
         return String::new();
     }
     format!(
         "packets of {name} with its MTU of {} are longer than {} sends (MTU {}), and are fragmented or lost: `ip link set \
          {name} mtu {most}`, or a larger MTU of {1}",
-        vxlan.mtu,
+        tunnel.mtu,
         below.name,
         below.mtu,
-        name = vxlan.name,
+        name = tunnel.name,
     )
 }
 
@@ -285,10 +282,10 @@ mod tests {
         let with = |more: &[(u16, &[u8])]| geneve(&[&plain[..], more].concat());
         let device = with(&[(10, &[0])]).expect("a plain one");
         let Tunnel {
-            is_geneve, vni, port, ..
+            remote, vni, port, ..
         } = device.tunnel;
-        assert_eq!((device.tunnel.device, is_geneve, vni, port), (7, true, 7, 6081));
-        assert_eq!((device.remote, device.ttl), (Some(v4.into()), 9));
+        assert_eq!((device.tunnel.device, vni, port), (7, 7, 6081));
+        assert_eq!((remote, device.ttl), (Some(v4.into()), 9));
         let refusal = |device: Result<Device, String>| device.expect_err("refused");
         for flag in [6, 14] {
             assert!(refusal(with(&[(flag, &[])])).contains("single VNI"), "{flag}");
@@ -301,7 +298,7 @@ mod tests {
         };
         assert!(refusal(over_v6(0)).contains("udp6zerocsumtx"));
         assert_eq!(
-            over_v6(1).map(|device| (device.remote, device.ttl)),
+            over_v6(1).map(|device| (device.tunnel.remote, device.ttl)),
             Ok((Some(v6.into()), 64))
         );
     }

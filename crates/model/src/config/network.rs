@@ -48,8 +48,8 @@ pub struct Uplink {
     /// First queue of the underlay [default: 0]
     #[arg(long, value_name = "M", requires = "underlay")]
     pub underlay_start_queue: Option<u32>,
-    /// Drop packets of the uplink, a vxlan or geneve device, that arrive at queues of the underlay from senders which the
-    /// device does not send to; docs/overlay.md [default: false, the kernel takes them]
+    /// Drop packets of the uplink, a vxlan device, that arrive at queues of the underlay from senders which the device does
+    /// not send to; without effect on a geneve device; docs/overlay.md [default: false, the kernel takes them]
     #[arg(long, requires = "underlay")]
     pub drop_unknown_senders: bool,
 }

@@ -212,10 +212,11 @@ const OTHERS_OF_IPV6: [Change; 4] = [
 #[test]
 fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
     let Some(pair) = Pair::new(1500) else { return };
+    let of_vxlan = || LOCALS.into_iter().filter(|local| !is_geneve(local));
     let ipv4 = (29, &DISGUISES_OF_IPV4[..], &OTHERS_OF_IPV4[..], &HIDDEN_IPV4[..]);
     let ipv6 = (37, &DISGUISES_OF_IPV6[..], &OTHERS_OF_IPV6[..], &HIDDEN_IPV6[..]);
     for request in [ModeRequest::Native, ModeRequest::Skb] {
-        for local in LOCALS {
+        for local in of_vxlan() {
             let (sender_at, disguises, others, hidden) = if is_ipv4(local) { ipv4 } else { ipv6 };
             let (program, _ring) = network(&pair, request, false, local);
             let tunnel = program.drop_unknown(0..1, 0).expect("there is one");
@@ -272,5 +273,21 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
             );
             assert!(pair.near_socket.receive(wait::QUIET).is_none());
         }
+    }
+}
+
+/// They may be for another device with the same VNI.
+#[test]
+fn packets_of_unknown_hosts_are_the_kernels_in_any_tunnel_of_geneve() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for local in LOCALS.into_iter().filter(|local| is_geneve(local)) {
+        let (program, _ring) = network(&pair, ModeRequest::Native, false, local);
+        let asked = program.drop_unknown(0..1, 0).expect("there is one");
+        assert_eq!(asked, Some(tunnel(local)));
+        let mut unknown = packed(local, &frame_to(OURS, &[]));
+        unknown[if is_ipv4(local) { 29 } else { 37 }] ^= 0x40;
+        sum(&mut unknown);
+        pair.far_socket.send(&unknown);
+        assert_eq!(pair.near_socket.receive(wait::SOON), Some(unknown), "{local}");
     }
 }

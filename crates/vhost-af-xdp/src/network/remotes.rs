@@ -130,8 +130,10 @@ impl Follower {
         // Before the tables are read: no change is missed.
         let changes = TableChanges::subscribe(changes).map_err(|error| error.to_string())?;
         let (mut tables, now) = (Tables::new(requests), Instant::now());
+        let device = tables.device_named(device)?;
+        let remote = device.tunnel.remote;
         let mut follower = Self {
-            device: tables.device_named(device)?,
+            device,
             is_outdated: false,
             tables,
             changes: Arc::new(changes),
@@ -145,7 +147,8 @@ impl Follower {
             flooded: BTreeMap::new(),
             reported: BTreeSet::new(),
             is_unreported: true,
-            takes_all_listed,
+            // The kernel takes none from others than the remote of a Geneve device.
+            takes_all_listed: takes_all_listed && remote.is_none(),
             next_number: 0,
             is_unpublished: false,
             needs_read: false,
@@ -157,11 +160,7 @@ impl Follower {
             counts: RemoteCounts::default(),
         };
         follower.read().map_err(|error| error.to_string())?;
-        if let Some(number) = follower
-            .device
-            .remote
-            .and_then(|remote| follower.number_of(remote))
-        {
+        if let Some(number) = remote.and_then(|remote| follower.number_of(remote)) {
             follower.remotes = Arc::new(Remotes::behind(number));
         }
         follower.publish(Instant::now());
@@ -277,7 +276,8 @@ impl Follower {
 
     /// Changes since the last call of the VTEPs whose packets the program accepts.
     pub(super) fn take_vtep_changes(&mut self) -> Vec<VtepChange> {
-        if !std::mem::take(&mut self.is_unreported) {
+        // The steward knows the remote of a Geneve device.
+        if !std::mem::take(&mut self.is_unreported) || self.device.tunnel.remote.is_some() {
             return Vec::new();
         }
         // Packets from others are not expected here: the kernel judges them, unless they are dropped.
@@ -389,7 +389,7 @@ impl Follower {
     /// Reads all interfaces, routes and next hops.
     fn resolve_all(&mut self) {
         // Of a VXLAN device the steward reports changes. The local address of a Geneve device changes with a route.
-        if self.device.remote.is_some() {
+        if self.device.tunnel.remote.is_some() {
             let now = self.tables.device_numbered(self.device.tunnel.device);
             self.is_outdated |= now.as_ref() != Ok(&self.device);
         }
@@ -443,11 +443,12 @@ impl Follower {
         let ttl = self.device.ttl;
         let Tunnel {
             local,
-            is_geneve,
+            remote,
             port,
             vni,
             ..
         } = self.device.tunnel;
+        let is_geneve = remote.is_some();
         for (&number, vtep) in &mut self.vteps {
             let Some(Hop { next, vlan, from }) = vtep.hop.filter(|hop| is_wanted(number, hop.next)) else {
                 continue;

@@ -226,9 +226,10 @@ impl Network {
         let sockets = sockets.ok_or(InterfaceError::InUse)?;
         let follower = Follower::begin(sockets, &name, &interface.link, config.drops_unknown);
         let follower = follower.map_err(|why| anyhow!("cannot read where {name} sends frames: {why}"))?;
+        let drops_unknown = follower.drops_for().is_some();
         state.underlay.follower = Some(follower);
         send_vtep_changes(&mut state.underlay)?;
-        if config.drops_unknown {
+        if drops_unknown {
             interface
                 .steering
                 .ask(|lease| lease.drop_unknown(number.into()))?;

@@ -68,6 +68,14 @@ impl Network {
         }
     }
 
+    /// The kernel tells tunnels of Geneve apart by the sender, too: that of another one is not the lessee's.
+    fn check_vteps(&self) -> Result<(), Refusal> {
+        let remote = self.tunnel.and_then(|tunnel| tunnel.remote);
+        let refused =
+            |remote| Reason::NotAllowed.because(format!("the tunnel is Geneve's: its VTEP is {remote}"));
+        remote.map(refused).map_or(Ok(()), Err)
+    }
+
     /// Installs the network in a program, before any queue of the lease is active in it.
     pub(super) fn install(&self, number: u32, program: &Program) -> Result<(), String> {
         let set = self.ring.as_ref().map_or(Ok(()), |ring| {
@@ -325,6 +333,7 @@ impl Interface {
     /// those before it changed.
     pub(crate) fn change_vteps(&mut self, number: u32, changes: &[VtepChange]) -> Result<(), Refusal> {
         let network = with_tunnel(&mut self.networks, number)?;
+        network.check_vteps()?;
         let added = changes.iter().filter(|change| change.is_added).count();
         if network.vteps.len() + added > VTEPS_MAX {
             return Reason::Limit.refuse(format!("more than {VTEPS_MAX} VTEPs of one network"));
@@ -454,5 +463,33 @@ impl Interface {
                 "the NIC may not accept frames to guests: {error}"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lessee_chooses_no_vteps_of_a_tunnel_of_geneve() {
+        let chosen = |remote| {
+            let tunnel = Tunnel {
+                remote,
+                ..Tunnel::none(7)
+            };
+            let network = Network {
+                queues: 0..1,
+                stations: BTreeMap::new(),
+                ring: None,
+                tunnel: Some(tunnel),
+                vteps: BTreeSet::new(),
+                strips_tags: false,
+                has_vlans: false,
+                unserved: UnservedQueues::default(),
+            };
+            network.check_vteps().map_err(|refusal| refusal.reason)
+        };
+        assert_eq!(chosen(None), Ok(()));
+        assert_eq!(chosen(Some([10, 9, 0, 2].into())), Err(Reason::NotAllowed));
     }
 }

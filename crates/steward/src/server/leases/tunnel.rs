@@ -55,10 +55,8 @@ impl Server {
         let tunnel = device.tunnel_on(below.link.index).map_err(unusable)?;
         // Every rule allows packets without a tag.
         if tunnel.vlan != 0 {
-            let refused = |why| Reason::NotAllowed.because(format!("{}: {why}", below.name()));
-            self.policy
-                .check_vlan(lease.held.rule, tunnel.vlan)
-                .map_err(refused)?;
+            let allowed = self.policy.check_vlan(lease.held.rule, tunnel.vlan);
+            allowed.map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", below.name())))?;
         }
         Ok(tunnel)
     }
