@@ -265,9 +265,11 @@ impl Tables {
         let mut device = found?;
         if let Some(remote) = device.tunnel.remote {
             let route = self.route(None, remote);
-            let route = route.map_err(|error| format!("has a remote without a route: {error}"))?;
-            let local = route.and_then(|(_, local)| local);
-            device.tunnel.local = local.ok_or_else(|| format!("has no route to its remote {remote}"))?;
+            let route = route.map_err(|error| format!("has a remote whose route cannot be read: {error}"))?;
+            // Without a route it stays unspecified.
+            if let Some((_, Some(local))) = route {
+                device.tunnel.local = local;
+            }
         }
         Ok(device)
     }

@@ -388,10 +388,10 @@ impl Follower {
 
     /// Reads all interfaces, routes and next hops.
     fn resolve_all(&mut self) {
-        // Of a VXLAN device the steward reports changes. The local address of a Geneve device changes with a route.
+        // The steward reports changes of a device. The local address of a Geneve device changes with a route.
         if self.device.tunnel.remote.is_some() {
             let now = self.tables.device_numbered(self.device.tunnel.device);
-            self.is_outdated |= now.as_ref() != Ok(&self.device);
+            self.is_outdated |= now.is_ok_and(|now| now != self.device);
         }
         let (index, mac) = self.underlay;
         let vlans = self.tables.vlans_on(index);
@@ -412,7 +412,11 @@ impl Follower {
 
     /// The next hop of a VTEP, if it is on the underlay.
     fn next_hop(&mut self, vtep: IpAddr) -> Option<Hop> {
-        let found = self.tables.next_hop(self.device.tunnel.local, vtep);
+        let local = self.device.tunnel.local;
+        if local.is_unspecified() {
+            return None;
+        }
+        let found = self.tables.next_hop(local, vtep);
         let found = found.unwrap_or_else(|error| {
             tracing::debug!("cannot read the route to {vtep}: {error}");
             None

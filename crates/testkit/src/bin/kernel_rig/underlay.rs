@@ -2,7 +2,7 @@
 //! in tap mode and by an underlay.
 
 use testkit::overlay::{VXLAN, text};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, kernel, lan, wait};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, frame, kernel, lan, wait};
 
 use crate::kit::Seen;
 
@@ -10,6 +10,8 @@ use crate::kit::Seen;
 const STACK: usize = 9;
 /// The Geneve device of each end.
 const GENEVE: &str = "gnv100";
+/// Another one with its VNI, whose remote is host 3.
+const SECOND: &str = "gnv100b";
 
 /// How the tunnel is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -137,7 +139,11 @@ fn exchange(case: Case) -> Seen {
     case.lay((&veth.far, VethPair::WIRE), [2, 1], 0);
     let (device, nic, port) = (case.device(), VethPair::NIC, lan::port(0, ""));
     let underlay = match case.has_underlay {
-        true => format!("underlay = \"{nic}\"\n"),
+        // Without effect on Geneve.
+        true => format!(
+            "underlay = \"{nic}\"\ndrop-unknown-senders = {}\n",
+            case.is_geneve
+        ),
         false => String::new(),
     };
     let file = format!("[network.lan]\nuplink = \"{device}\"\nmode = \"auto\"\n{underlay}{port}");
@@ -169,8 +175,13 @@ fn exchange(case: Case) -> Seen {
         assert_pass(len);
     }
     if case.is_geneve && case.has_underlay {
+        lose_route(case, &veth, &daemon);
+        assert_pass(1000);
         choose_another_address(case, &veth);
         assert_pass(1000);
+    }
+    if case.is_geneve && case.has_underlay && !case.is_ipv6 {
+        assert_second_device_gets_its_frames(case, &veth);
     }
     let network = daemon.status()["networks"][0].clone();
     let lanes = if case.has_underlay {
@@ -200,4 +211,40 @@ fn choose_another_address(case: Case, veth: &VethPair) {
         &veth.far,
         format!("link set {GENEVE} type geneve id 100 remote {other}"),
     );
+}
+
+/// Takes the route to the far end away, and puts it back.
+fn lose_route(case: Case, veth: &VethPair, daemon: &Daemon) {
+    let to = case.address(2);
+    let unreachable = |act| veth.near.ip(&["route", act, "unreachable", &to]);
+    unreachable("add");
+    daemon.await_network("without a next hop", |network| {
+        network["underlay"]["resolved"] == 0
+    });
+    unreachable("del");
+    daemon.await_network("with a next hop", |network| network["underlay"]["resolved"] == 1);
+    assert!(
+        !daemon.said().contains("underlay is not used"),
+        "{}",
+        daemon.said()
+    );
+}
+
+/// The kernel tells devices with one VNI apart by the sender.
+fn assert_second_device_gets_its_frames(case: Case, veth: &VethPair) {
+    let remote = case.address(3);
+    let make = [
+        "link", "add", SECOND, "type", "geneve", "id", "100", "remote", &remote,
+    ];
+    veth.near.ip(&make);
+    veth.near.ip(&["link", "set", SECOND, "arp", "off", "up"]);
+    let second = PacketPort::open(&veth.near, SECOND);
+    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
+    let inner = lan::frame(lan::mac(0), lan::mac(STACK), 100, 0);
+    let mut packet = frame::geneve(case.address(7).parse().expect("an address"), 100, &inner);
+    packet[..6].copy_from_slice(&lan::mac(17));
+    packet[29] = 3;
+    frame::sum_ipv4(&mut packet);
+    wire.send(&packet);
+    assert_eq!(second.receive(wait::SOON), Some(inner));
 }
