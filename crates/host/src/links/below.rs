@@ -9,6 +9,7 @@ use std::io;
 
 use super::Link;
 use super::all::{Links, read_links};
+use super::routes::device_numbered;
 use super::tunnel::too_long;
 use crate::nic::Ethtool;
 
@@ -35,8 +36,9 @@ pub fn losses_above(link: &Link) -> io::Result<String> {
     let Some(seen) = links.get(&link.index) else {
         return Ok(String::new());
     };
-    if seen.kind == "vxlan" {
-        return too_long(link);
+    if link.is_tunnel() {
+        let device = device_numbered(link.index);
+        return too_long(link, device.ok().map(|device| device.tunnel.local));
     }
     let lowest = lowest(&links, link.index);
     if seen.kind == "bridge" {

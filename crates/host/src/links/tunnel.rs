@@ -158,16 +158,16 @@ fn added(local: IpAddr) -> u32 {
     14 + 8 + 8 + if local.is_ipv4() { 20 } else { 40 }
 }
 
-/// A note about packets of a VXLAN device that are longer than the interface with its local address sends, with the
-/// remedy; empty: there are none, or the device has no local address.
+/// A note about packets of a tunnel device that are longer than the interface with its local address sends, with the
+/// remedy; empty: there are none, or the device has no local address. `of_route`: that of a device of Geneve.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn too_long(tunnel: &Link) -> io::Result<String> {
+pub(super) fn too_long(tunnel: &Link, of_route: Option<IpAddr>) -> io::Result<String> {
     let local = get_link(&header_of(tunnel.index), None, |_, attributes| {
         local_address(attributes)
     })?;
-    let Some(local) = local else {
+    let Some(local) = local.or(of_route) else {
         return Ok(String::new());
     };
     let below = interface_of(local)?.and_then(Link::by_index);
