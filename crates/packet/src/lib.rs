@@ -46,6 +46,10 @@
 //! Every byte may come from a hostile guest: bytes that cannot be handled result in a [`segment::Malformed`],
 //! a `None` or an [`checksum::OutOfFrame`], never a panic; work is bounded by the length of the frame.
 
+// Tests that fuzz targets share name the crate as those do.
+#[cfg(test)]
+extern crate self as packet;
+
 pub mod arp;
 pub mod checksum;
 pub mod coalesce;
