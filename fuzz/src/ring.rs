@@ -48,18 +48,12 @@ enum Step {
     },
     Descriptor {
         at: u8,
-        addr: Addr,
-        len: Len,
-        flags: u16,
-        next: u8,
+        fields: Fields,
     },
     TableEntry {
         table: u16,
         at: u8,
-        addr: Addr,
-        len: Len,
-        flags: u16,
-        next: u8,
+        fields: Fields,
     },
     Entry {
         at: u16,
@@ -96,6 +90,16 @@ enum Step {
     Crash,
 }
 
+/// A descriptor of either kind of ring.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Fields {
+    addr: Addr,
+    len: Len,
+    flags: u16,
+    /// Of a packed ring, the id.
+    next: u8,
+}
+
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Addr {
     In(u16),
@@ -107,6 +111,26 @@ enum Addr {
 enum Len {
     Short(u16),
     Any(u32),
+}
+
+impl Fields {
+    fn split(self) -> Descriptor {
+        Descriptor {
+            addr: self.addr.get(),
+            len: self.len.get(),
+            flags: self.flags,
+            next: self.next.into(),
+        }
+    }
+
+    fn packed(self) -> PackedDescriptor {
+        PackedDescriptor {
+            addr: self.addr.get(),
+            len: self.len.get(),
+            id: self.next.into(),
+            flags: self.flags,
+        }
+    }
 }
 
 impl Addr {
@@ -510,26 +534,11 @@ fn journal(notes: Notes, inflight: Option<&(OwnedFd, Arc<InflightRegion>)>) -> J
 
 fn lie_split(driver: &SplitDriver, step: &Step) {
     match *step {
-        Step::Descriptor {
-            at,
-            addr,
-            len,
-            flags,
-            next,
-        } => {
-            let at = u16::from(at) % driver.size().get();
-            driver.write_descriptor(at, descriptor(addr, len, flags, next));
+        Step::Descriptor { at, fields } => {
+            driver.write_descriptor(u16::from(at) % driver.size().get(), fields.split());
         }
-        Step::TableEntry {
-            table,
-            at,
-            addr,
-            len,
-            flags,
-            next,
-        } => {
-            let table = GuestAddr(u64::from(table / 2));
-            driver.write_table_entry(table, (at % 64).into(), descriptor(addr, len, flags, next));
+        Step::TableEntry { table, at, fields } => {
+            driver.write_table_entry(GuestAddr(u64::from(table / 2)), (at % 64).into(), fields.split());
         }
         Step::Entry { at, head } => driver.set_avail_entry(at, head.into()),
         Step::Index { value } => driver.set_avail_idx(value),
@@ -541,28 +550,11 @@ fn lie_split(driver: &SplitDriver, step: &Step) {
 fn lie_packed(driver: &PackedDriver, step: &Step) {
     let (next_slot, wrap) = (driver.next_slot(), driver.wrap_counter());
     match *step {
-        Step::Descriptor {
-            at,
-            addr,
-            len,
-            flags,
-            next,
-        } => {
-            driver.write_slot(
-                u16::from(at) % driver.size().get(),
-                packed(addr, len, flags, next),
-            );
+        Step::Descriptor { at, fields } => {
+            driver.write_slot(u16::from(at) % driver.size().get(), fields.packed());
         }
-        Step::TableEntry {
-            table,
-            at,
-            addr,
-            len,
-            flags,
-            next,
-        } => {
-            let table = GuestAddr(u64::from(table / 2));
-            driver.write_table_entry(table, (at % 64).into(), packed(addr, len, flags, next));
+        Step::TableEntry { table, at, fields } => {
+            driver.write_table_entry(GuestAddr(u64::from(table / 2)), (at % 64).into(), fields.packed());
         }
         // Makes a slot available, or what it is not.
         Step::Entry { at, head } => {
@@ -588,23 +580,5 @@ fn lie_packed(driver: &PackedDriver, step: &Step) {
             );
         }
         _ => {}
-    }
-}
-
-fn packed(addr: Addr, len: Len, flags: u16, id: u8) -> PackedDescriptor {
-    PackedDescriptor {
-        addr: addr.get(),
-        len: len.get(),
-        id: id.into(),
-        flags,
-    }
-}
-
-fn descriptor(addr: Addr, len: Len, flags: u16, next: u8) -> Descriptor {
-    Descriptor {
-        addr: addr.get(),
-        len: len.get(),
-        flags,
-        next: next.into(),
     }
 }
