@@ -4,9 +4,7 @@
 //! path before it is answered; one byte of the answer is written, and that alone; a chain without room for it is a
 //! fault; no frame goes to a pair that there is not, or that is off.
 
-use std::sync::Arc;
-
-use device::control::{ControlQueue, MOST_TABLE_ENTRIES, OFFERED};
+use device::control::MOST_TABLE_ENTRIES;
 use device::counters::ReceiveCounters;
 use device::features::{
     F_CTRL_GUEST_OFFLOADS, F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_RX_EXTRA, F_CTRL_VLAN, F_CTRL_VQ,
@@ -14,9 +12,10 @@ use device::features::{
 };
 use device::hash::nic::{NicHash, NicKey};
 use device::net_device::NetDevice;
-use device::offloads::Offloads;
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-use virtqueue::{GuestAddr, MemoryMap, QueueSize, TrustedFiles};
+use rig::{PAIRS, Rig};
+
+#[path = "../../crates/device/src/control/rig_tests.rs"]
+mod rig;
 
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input {
@@ -70,21 +69,8 @@ const FEATURES: [u64; 9] = [
     F_MQ,
     F_RSS,
 ];
-const PAIRS: u16 = 4;
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// The offloads for the guest that are negotiated.
 const GUEST_OFFLOADS: u64 = 1 << 1 | 1 << 7 | 1 << 8;
-const SIZE: u32 = 64;
-
-struct Machine {
-    ram: Arc<GuestRam>,
-    driver: SplitDriver,
-    device: NetDevice,
-    queue: ControlQueue,
-    area: GuestAddr,
-    ack: GuestAddr,
-    follows: bool,
-}
 
 /// Runs one input.
 ///
@@ -99,24 +85,24 @@ pub fn run(data: &[u8]) {
         .enumerate()
         .filter(|(at, _)| input.without >> at & 1 == 0);
     let features = taken.fold(0, |all, (_, feature)| all | feature);
-    let mut machine = Machine::new(F_VERSION_1 | F_CTRL_VQ | GUEST_OFFLOADS | features);
+    let mut rig = Rig::new(F_VERSION_1 | F_CTRL_VQ | GUEST_OFFLOADS | features);
     for step in input.steps.iter().take(32) {
         let goes_on = match step {
             Step::Raw(chain) => {
                 let command = [&[chain.class, chain.command], &chain.data[..]].concat();
-                machine.command(&command, &chain.cuts, chain.answer)
+                send(&mut rig, &command, &chain.cuts, chain.answer)
             }
-            Step::Rss(rss) => machine.command(&rss.command(), &rss.cuts, 1),
+            Step::Rss(rss) => send(&mut rig, &rss.command(), &rss.cuts, 1),
             Step::Frame(head, value, rss_type) => {
                 let nic = NicHash {
                     value: *value,
                     rss_type: (*rss_type).into(),
                 };
-                machine.arrive(head, nic);
+                arrive(&rig.device, head, nic);
                 true
             }
             Step::Follow(follows) => {
-                machine.follows = *follows;
+                rig.follows = *follows;
                 true
             }
         };
@@ -126,96 +112,37 @@ pub fn run(data: &[u8]) {
     }
 }
 
-impl Machine {
-    fn new(features: u64) -> Self {
-        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 18)]).expect("memory"));
-        let size = QueueSize::new(SIZE).expect("a power of two");
-        let driver = SplitDriver::new(&ram, size, DriverFeatures::default()).expect("room");
-        let mut device = NetDevice::new(PAIRS, Offloads::all()).with_control(MAC, OFFERED);
-        let map = MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped");
-        device.set_memory(Some(Arc::new(map)));
-        device.acknowledge(features).expect("offered");
-        let index = device.control_index();
-        device.set_size(index, SIZE).expect("a size");
-        let addresses = driver.ring_user_addresses();
-        device.set_addresses(index, addresses).expect("there");
-        device.start(index, None).expect("there");
-        Self {
-            queue: device.control_queue().expect("a good ring"),
-            area: ram.alloc(1 << 16, 64).expect("room"),
-            ack: ram.alloc(256, 64).expect("room"),
-            ram,
-            driver,
-            device,
-            follows: true,
-        }
+/// Sends a command with so many bytes for its answer; whether the queue goes on.
+fn send(rig: &mut Rig, command: &[u8], cuts: &[u8], answer_bytes: u8) -> bool {
+    let wanted = Wanted::of(command, rig.device.features()) && rig.follows;
+    let before = rig.changes.len();
+    let answer = rig.exchange(command, cuts.iter().map(|&cut| cut.into()), answer_bytes);
+    if answer_bytes == 0 {
+        let fault = answer.expect_err("no room for an answer");
+        assert_eq!(fault.name(), "control-without-ack");
+        return false;
     }
+    assert_eq!(answer.expect("a good chain"), u8::from(!wanted), "{command:x?}");
+    assert!(rig.changes.len() == before + 1 || !wanted);
+    true
+}
 
-    /// A command with so many bytes for its answer; whether the queue goes on.
-    fn command(&mut self, command: &[u8], cuts: &[u8], answer: u8) -> bool {
-        let wanted = Wanted::of(command, self.device.features()) && self.follows;
-        let mut buffers = Vec::new();
-        let mut at = 0;
-        self.ram.write(self.area, command);
-        self.ram.write(self.ack, &[0xaa; 256]);
-        for cut in cuts
-            .iter()
-            .take(SIZE as usize - 2)
-            .map(|&cut| usize::from(cut))
-            .chain([command.len()])
-        {
-            let len = cut.min(command.len() - at);
-            if len > 0 {
-                let addr = self.area.checked_add(at as u64).expect("inside");
-                buffers.push(Buffer::readable(addr, len as u32));
-                at += len;
-            }
-        }
-        if answer > 0 {
-            buffers.push(Buffer::writable(self.ack, answer.into()));
-        }
-        self.driver.add(&buffers).expect("all chains came back");
-        self.driver.publish();
-        let (ram, ack, follows) = (&self.ram, self.ack, self.follows);
-        let mut told = 0;
-        let served = self.queue.serve(&mut self.device, 4, |_, _| {
-            assert_eq!(ram.read_vec(ack, 1), [0xaa], "answered before the data path knew");
-            told += 1;
-            follows
-        });
-        if answer == 0 {
-            assert_eq!(
-                served.expect_err("no room for an answer").name(),
-                "control-without-ack"
-            );
-            return false;
-        }
-        assert_eq!(served.expect("a good chain"), 1);
-        let used = self.driver.take_used().expect("answered");
-        let answer = self.ram.read_vec(self.ack, 256);
-        assert_eq!((used.len, answer[0]), (1, u8::from(!wanted)), "{command:x?}");
-        assert_eq!(answer[1..], [0xaa; 255]);
-        assert!(told == 1 || !wanted);
-        true
+fn arrive(device: &NetDevice, head: &[u8], nic: NicHash) {
+    let key = NicKey::toeplitz(&[0; 40]);
+    let counters = ReceiveCounters::default();
+    let receive = device.receive(Some(&key));
+    let Some(place) = receive.place(head, Some(nic), &counters) else {
+        assert_eq!(counters.to_guest_filtered.get(), 1);
+        return;
+    };
+    if let Some(pair) = place.pair {
+        let index = u32::from(pair) * 2;
+        let enabled = device.vring(index).expect("a pair of the device's").enabled;
+        assert!(enabled || pair == 0, "pair {pair} is off");
     }
-
-    fn arrive(&self, head: &[u8], nic: NicHash) {
-        let key = NicKey::toeplitz(&[0; 40]);
-        let counters = ReceiveCounters::default();
-        let receive = self.device.receive(Some(&key));
-        let Some(place) = receive.place(head, Some(nic), &counters) else {
-            assert_eq!(counters.to_guest_filtered.get(), 1);
-            return;
-        };
-        if let Some(pair) = place.pair {
-            let index = u32::from(pair) * 2;
-            let enabled = self.device.vring(index).expect("a pair of the device's").enabled;
-            assert!(enabled || pair == 0, "pair {pair} is off");
-        }
-        if let Some(kind) = place.report.kind {
-            let types = receive.hashing().expect("hashed").types();
-            assert!(types.has(kind) && self.device.features() & F_HASH_REPORT != 0);
-        }
+    if let Some(kind) = place.report.kind {
+        let types = receive.hashing().expect("hashed").types();
+        assert!(types.has(kind) && device.features() & F_HASH_REPORT != 0);
     }
 }
 

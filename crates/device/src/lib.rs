@@ -78,6 +78,10 @@
 
 #![forbid(unsafe_code)]
 
+// Tests that fuzz targets share name the crate as those do.
+#[cfg(test)]
+extern crate self as device;
+
 pub mod call;
 pub mod config_space;
 pub mod control;

@@ -1,8 +1,7 @@
 //! The control queue, as drivers use it and as hostile ones do.
 
 use proptest::prelude::*;
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
-use virtqueue::{GuestAddr, QueueSize, RingFormat, RingShape, TrustedFiles};
+use virtqueue::driver::Buffer;
 
 use super::*;
 use crate::counters::ReceiveCounters;
@@ -10,55 +9,18 @@ use crate::features::{F_CTRL_VQ, F_GUEST_ANNOUNCE, F_MQ, F_VERSION_1};
 use crate::hash::{HashType, HashTypes};
 use crate::offloads::Offloads;
 use crate::receive::{Place, Receive};
+use rig::{MAC, PAIRS, Rig};
 
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+#[path = "rig_tests.rs"]
+mod rig;
+
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const GROUP: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
-const PAIRS: u16 = 4;
 const KEY: [u8; 40] = [0x5a; 40];
 /// All features that a command may need.
 const ALL: u64 = F_VERSION_1 | F_CTRL_VQ | F_MQ | F_GUEST_ANNOUNCE | OFFERED;
 
-/// A device with four pairs, its control queue, and the driver of that.
-struct Rig {
-    device: NetDevice,
-    queue: ControlQueue,
-    driver: QueueDriver,
-    ram: Arc<GuestRam>,
-    area: GuestAddr,
-    ack: GuestAddr,
-    /// The changes that the data path received.
-    changes: Vec<Change>,
-    /// The data path can apply changes.
-    follows: bool,
-}
-
 impl Rig {
-    fn new(features: u64) -> Self {
-        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
-        let mut device = NetDevice::new(PAIRS, Offloads::all()).with_control(MAC, OFFERED);
-        let memory = MemoryMap::new(ram.regions().expect("regions"), 0, &TrustedFiles).expect("a map");
-        device.set_memory(Some(Arc::new(memory)));
-        device.acknowledge(features).expect("offered");
-        let shape = RingShape::new(RingFormat::Split, QueueSize::new(64).expect("a size"));
-        let driver = QueueDriver::new(&ram, shape, DriverFeatures::default()).expect("room");
-        let index = device.control_index();
-        device.set_size(index, 64).expect("a size");
-        let addresses = driver.ring_user_addresses();
-        device.set_addresses(index, addresses).expect("there");
-        device.start(index, None).expect("there");
-        Self {
-            queue: device.control_queue().expect("a ring"),
-            device,
-            driver,
-            area: ram.alloc(1 << 16, 64).expect("room"),
-            ack: ram.alloc(64, 64).expect("room"),
-            ram,
-            changes: Vec::new(),
-            follows: true,
-        }
-    }
-
     fn serve(&mut self) -> Result<usize, Fault> {
         let (changes, follows) = (&mut self.changes, self.follows);
         let apply = |_: &mut NetDevice, change| {
@@ -68,28 +30,10 @@ impl Rig {
         self.queue.serve(&mut self.device, 8, apply)
     }
 
-    /// A command in so many descriptors of these lengths, and the last of the rest; the answer.
+    /// A command in descriptors of these lengths, and a last one of the rest; the answer.
     fn send_in(&mut self, command: &[u8], cuts: &[usize]) -> u8 {
-        self.ram.write(self.area, command);
-        self.ram.write(self.ack, &[0xaa; 2]);
-        let mut buffers = Vec::new();
-        let mut at = 0;
-        for &cut in cuts.iter().chain([&command.len()]) {
-            let len = cut.min(command.len() - at);
-            if len > 0 {
-                let addr = self.area.checked_add(at as u64).expect("inside");
-                buffers.push(Buffer::readable(addr, len as u32));
-                at += len;
-            }
-        }
-        buffers.push(Buffer::writable(self.ack, 2));
-        self.driver.add(&buffers).expect("room");
-        self.driver.publish();
-        assert_eq!(self.serve().expect("a sound chain"), 1);
-        let used = self.driver.take_used().expect("answered");
-        let answer = self.ram.read_vec(self.ack, 2);
-        assert_eq!((used.len, answer[1]), (1, 0xaa), "one byte is written");
-        answer[0]
+        let answer = self.exchange(command, cuts.iter().copied(), 2);
+        answer.expect("a sound chain")
     }
 
     fn send(&mut self, command: &[u8]) -> bool {
