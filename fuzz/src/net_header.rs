@@ -8,11 +8,8 @@ use std::sync::Arc;
 
 use dataplane::fuzzing::{Headers, Verdict};
 use packet::checksum::ChecksumAt;
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
-use virtqueue::{
-    Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    RingShape, TrustedFiles,
-};
+use virtqueue::driver::{Buffer, GuestRam, QueueDriver};
+use virtqueue::{Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueStart, TrustedFiles};
 
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input {
@@ -45,30 +42,22 @@ pub fn run(data: &[u8]) {
         return;
     };
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 18)]).expect("memory"));
-    let size = QueueSize::new(u32::from(SIZE)).expect("a power of two");
-    let mut driver = SplitDriver::new(&ram, size, DriverFeatures::default()).expect("room");
+    let features = QueueFeatures {
+        indirect: true,
+        ..QueueFeatures::default()
+    };
+    let mut driver = QueueDriver::for_device(&ram, SIZE.into(), features);
     let memory =
         Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
-    let queue = |driver: &SplitDriver| {
-        let rings = RingLayout::from_user(
-            &memory,
-            RingShape::new(RingFormat::Split, size),
-            driver.ring_user_addresses(),
-        )
-        .expect("inside");
-        let features = QueueFeatures {
-            indirect: true,
-            ..QueueFeatures::default()
-        };
-        Queue::new(&memory, rings, features, QueueStart::default()).expect("a good ring")
-    };
+    let rings = driver.rings(&memory);
+    let queue = Queue::new(&memory, rings, features, QueueStart::default()).expect("a good ring");
     let header = if input.legacy { 10 } else { 12 };
     let limit = u32::from(input.frame_limit);
-    let mut headers = Headers::new(&memory, queue(&driver), header, limit);
+    let mut headers = Headers::new(&memory, queue, header, limit);
     let accepted = Accepted(input.accepted);
     headers.accept(accepted.features());
     let area = ram.alloc(AREA, 64).expect("room");
-    let mut chains = Chains::for_queue(size, 64);
+    let mut chains = Chains::for_queue(driver.size(), 64);
     for frame in input.frames.iter().take(16) {
         let bytes = frame.bytes(header as usize);
         ram.write(area, &bytes);

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, PackedDriver, QueueDriver, SplitDriver};
+use virtqueue::driver::{Buffer, GuestRam, PackedDriver, QueueDriver, SplitDriver};
 use virtqueue::layout::{Descriptor, PackedDescriptor};
 use virtqueue::{
     Chain, ChainId, Chains, FileRange, GuestAddr, InflightFile, InflightRegion, InflightShape, Journal,
-    MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout, RingShape, TrustedFiles,
+    MemoryMap, Queue, QueueFeatures, QueueStart, RingFormat, RingLayout, TrustedFiles,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -207,12 +207,11 @@ fn run(data: &[u8], format: RingFormat) {
 
 impl Scene {
     fn new(input: &Input, format: RingFormat) -> Self {
-        let entries = match format {
-            RingFormat::Split => QueueSize::new(1 << (input.size % 7)),
+        let size = match format {
+            RingFormat::Split => 1 << (input.size % 7),
             // Any number of entries.
-            RingFormat::Packed => QueueSize::packed(u32::from(input.size % 70) + 1),
+            RingFormat::Packed => u32::from(input.size % 70) + 1,
         };
-        let size = entries.expect("a good size");
         let features = QueueFeatures {
             event_idx: input.event_idx,
             indirect: input.indirect,
@@ -221,11 +220,8 @@ impl Scene {
         };
         let ram = GuestRam::new(&[(GuestAddr(0), REGION), (GuestAddr(HIGH), REGION)]).expect("memory");
         let ram = Arc::new(ram);
-        let known = DriverFeatures {
-            event_idx: input.event_idx,
-            in_order: input.in_order,
-        };
-        let mut driver = QueueDriver::new(&ram, RingShape::new(format, size), known).expect("room");
+        let mut driver = QueueDriver::for_device(&ram, size, features);
+        let size = driver.size();
         match &mut driver {
             QueueDriver::Split(driver) => driver.start_at(input.start),
             QueueDriver::Packed(driver) => {
@@ -235,12 +231,7 @@ impl Scene {
         let memory = Arc::new(
             MemoryMap::new(ram.regions().expect("descriptors"), 4096, &TrustedFiles).expect("mapped"),
         );
-        let rings = RingLayout::from_user(
-            &memory,
-            RingShape::new(format, size),
-            driver.ring_user_addresses(),
-        )
-        .expect("inside");
+        let rings = driver.rings(&memory);
         let inflight = (input.notes == Notes::Inflight).then(|| {
             let shape = InflightShape {
                 queues: 1,

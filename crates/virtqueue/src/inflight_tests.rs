@@ -4,7 +4,7 @@ use super::*;
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use crate::{
     ChainId, Chains, FileRange, GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueStart, RingError,
-    RingFormat, RingLayout, RingShape, TrustedFiles,
+    RingFormat, RingShape, TrustedFiles,
 };
 
 const QUEUE: u16 = 8;
@@ -101,8 +101,6 @@ impl World {
     }
 
     fn device_with(&self, region: &Arc<InflightRegion>) -> Result<Queue, RingError> {
-        let shape = RingShape::new(self.driver.format(), self.driver.size());
-        let rings = RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap();
         let features = QueueFeatures {
             packed: self.packed(),
             ..QueueFeatures::default()
@@ -112,7 +110,7 @@ impl World {
             journal: Journal::Inflight(region.queue(0).unwrap()),
             log: None,
         };
-        Queue::new(&self.memory, rings, features, start)
+        Queue::new(&self.memory, self.driver.rings(&self.memory), features, start)
     }
 
     /// Chains of one byte each, `count` of them.

@@ -11,9 +11,9 @@ use rustix::fs::MemfdFlags;
 use super::*;
 use crate::Journal;
 use crate::crash;
-use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use crate::driver::{Buffer, GuestRam, QueueDriver};
 use crate::inflight::{InflightFile, InflightRegion, InflightShape};
-use crate::{FileRange, GuestAddr, LOG_PAGE_BYTES, RingShape, TrustedFiles};
+use crate::{FileRange, GuestAddr, LOG_PAGE_BYTES, TrustedFiles};
 
 const LOW: u64 = 0x10_0000;
 const LOW_LEN: u64 = 0x8_0000;
@@ -90,20 +90,10 @@ struct Habits {
 
 impl World {
     fn new(size: u32, features: QueueFeatures, notes: Notes) -> Self {
-        let format = RingFormat::of(features.packed);
-        let size = if features.packed {
-            QueueSize::packed(size).unwrap()
-        } else {
-            QueueSize::new(size).unwrap()
-        };
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(LOW), LOW_LEN)]).unwrap());
-        let driver_features = DriverFeatures {
-            event_idx: features.event_idx,
-            in_order: features.in_order,
-        };
-        let driver = QueueDriver::new(&ram, RingShape::new(format, size), driver_features).unwrap();
+        let driver = QueueDriver::for_device(&ram, size, features);
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 0, &TrustedFiles).unwrap());
-        let region = InflightRegion::create(inflight_shape(size, features)).unwrap();
+        let region = InflightRegion::create(inflight_shape(driver.size(), features)).unwrap();
         Self {
             ram,
             memory,
@@ -116,11 +106,6 @@ impl World {
             back: 0,
             next_plan: 0,
         }
-    }
-
-    fn rings(&self) -> RingLayout {
-        let shape = RingShape::new(self.driver.format(), self.driver.size());
-        RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap()
     }
 
     /// A device with the base that a VMM knows after the last one died: for packed rings it knows none.
@@ -148,7 +133,13 @@ impl World {
             journal,
             log: None,
         };
-        Queue::new(&self.memory, self.rings(), self.features, start).unwrap()
+        Queue::new(
+            &self.memory,
+            self.driver.rings(&self.memory),
+            self.features,
+            start,
+        )
+        .unwrap()
     }
 
     /// Sends as many of the next plans as fit, at most `most`.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
+use crate::driver::{Buffer, GuestRam, QueueDriver};
 use crate::layout::{Descriptor, PACKED_AVAIL, PackedDescriptor};
 use crate::packed_notify::EventSuppression;
 use crate::position::Position;
 use crate::split::SplitQueue;
 use crate::{
-    ChainId, Chains, GuestAddr, GuestFault, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart,
-    RingFormat, RingLayout, RingShape, TrustedFiles,
+    ChainId, Chains, GuestAddr, GuestFault, MemoryMap, Queue, QueueFeatures, QueueStart, RingFormat,
+    RingLayout, TrustedFiles,
 };
 
 /// A driver and a device on one ring. Memory is two regions with a gap between; the ring is in the first.
@@ -88,35 +88,30 @@ impl Pair {
 
     /// In memory of these regions.
     pub(crate) fn over(regions: &[(GuestAddr, u64)], size: u16, features: QueueFeatures, start: u16) -> Self {
-        let size = match features.packed {
-            true => QueueSize::packed(size.into()),
-            false => QueueSize::new(size.into()),
-        };
-        let shape = RingShape::new(RingFormat::of(features.packed), size.unwrap());
         let ram = Arc::new(GuestRam::new(regions).unwrap());
-        let driver_features = DriverFeatures {
-            event_idx: features.event_idx,
-            in_order: features.in_order,
-        };
-        let mut driver = QueueDriver::new(&ram, shape, driver_features).unwrap();
+        let mut driver = QueueDriver::for_device(&ram, size.into(), features);
         if start != 0 {
             driver.start_at(start);
         }
         let memory = Arc::new(MemoryMap::new(ram.regions().unwrap(), 4096, &TrustedFiles).unwrap());
-        let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses()).unwrap();
-        let queue = Queue::new(&memory, rings, features, QueueStart::at(driver.base())).unwrap();
+        let queue = Queue::new(
+            &memory,
+            driver.rings(&memory),
+            features,
+            QueueStart::at(driver.base()),
+        )
+        .unwrap();
         Self {
             ram,
-            driver,
             queue,
-            chains: Chains::for_queue(shape.size, 16),
+            chains: Chains::for_queue(driver.size(), 16),
+            driver,
         }
     }
 
     /// Where its ring is.
     pub(crate) fn rings(&self) -> RingLayout {
-        let shape = RingShape::new(self.driver.format(), self.driver.size());
-        RingLayout::from_user(self.queue.memory(), shape, self.driver.ring_user_addresses()).unwrap()
+        self.driver.rings(self.queue.memory())
     }
 
     /// Replaces the device, as if it had died, by another one that starts at `base`.

@@ -2,11 +2,8 @@
 
 use std::sync::Arc;
 
-use virtqueue::driver::{DriverFeatures, GuestRam, QueueDriver};
-use virtqueue::{
-    GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,
-    RingShape, TrustedFiles,
-};
+use virtqueue::driver::{GuestRam, QueueDriver};
+use virtqueue::{GuestAddr, Journal, MemoryMap, Queue, QueueFeatures, QueueStart, TrustedFiles};
 
 use device::call::{Call, CallBlocked};
 use device::offloads::Offloads;
@@ -42,26 +39,19 @@ impl Memory {
 
     /// A polled queue of `size` entries, and its driver.
     pub(crate) fn vring(&self, size: u32, features: QueueFeatures, journal: Journal) -> (Vring, QueueDriver) {
-        let size = match features.packed {
-            true => QueueSize::packed(size),
-            false => QueueSize::new(size),
-        };
-        let shape = RingShape::new(RingFormat::of(features.packed), size.expect("a possible size"));
-        let driver = QueueDriver::new(&self.ram, shape, DriverFeatures::default()).expect("room");
+        let driver = QueueDriver::for_device(&self.ram, size, features);
         (self.enter(&driver, features, journal), driver)
     }
 
     /// The device's half of a queue, polled; continues where an earlier user stopped.
     pub(crate) fn enter(&self, driver: &QueueDriver, features: QueueFeatures, journal: Journal) -> Vring {
-        let shape = RingShape::new(driver.format(), driver.size());
-        let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses()).expect("inside");
         let start = QueueStart {
             base: driver.base(),
             journal,
             log: None,
         };
         Vring {
-            queue: Queue::new(&self.map, rings, features, start).expect("a good ring"),
+            queue: Queue::new(&self.map, driver.rings(&self.map), features, start).expect("a good ring"),
             kick: None,
             call: Call::new(None, CallBlocked::default()),
             enabled: true,

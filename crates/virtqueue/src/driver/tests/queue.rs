@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::{Buffer, DriverFeatures, DriverRing, GuestRam, PackedDriver, RamError, SplitDriver, Used};
-use crate::{RingFormat, RingShape};
+use crate::{MemoryMap, QueueFeatures, QueueSize, RingFormat, RingLayout, RingShape};
 
 /// The driver's side of one virtqueue. To break the rules, use [`split`](Self::split) or [`packed`](Self::packed).
 #[derive(Debug)]
@@ -44,6 +44,32 @@ impl QueueDriver {
             RingFormat::Split => Self::Split(SplitDriver::new(ram, size, features)?),
             RingFormat::Packed => Self::Packed(PackedDriver::new(ram, size, features)?),
         })
+    }
+
+    /// Makes a ring of `size` entries for a device with these features, whose driver uses all of them.
+    ///
+    /// # Panics
+    /// If there is no room, or no such ring.
+    pub fn for_device(ram: &Arc<GuestRam>, size: u32, features: QueueFeatures) -> Self {
+        let size = match features.packed {
+            true => QueueSize::packed(size),
+            false => QueueSize::new(size),
+        };
+        let shape = RingShape::new(RingFormat::of(features.packed), size.expect("a possible size"));
+        let used = DriverFeatures {
+            event_idx: features.event_idx,
+            in_order: features.in_order,
+        };
+        Self::new(ram, shape, used).expect("room")
+    }
+
+    /// Where the device finds the ring in its map of the memory.
+    ///
+    /// # Panics
+    /// If the ring is not in it.
+    pub fn rings(&self, memory: &MemoryMap) -> RingLayout {
+        let shape = RingShape::new(self.format(), self.size());
+        RingLayout::from_user(memory, shape, self.ring_user_addresses()).expect("inside")
     }
 
     /// Which kind of ring.
