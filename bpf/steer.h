@@ -139,7 +139,7 @@ struct steer_tunnel_key {
 };
 _Static_assert(sizeof(struct steer_tunnel_key) == 8, "twin in tunnel.rs");
 
-/* Of steer_tunnel.version: the tunnel is one of Geneve (RFC 8926) over IPv4 or IPv6, and not of VXLAN (RFC 7348). */
+/* Bit of steer_tunnel.version: the tunnel is Geneve (RFC 8926); without it VXLAN (RFC 7348). */
 #define STEER_GENEVE 0x80
 
 /* The tunnel of a network. */
@@ -147,7 +147,7 @@ struct steer_tunnel {
 	/* the host's address, as in a header; of IPv4 the first four bytes, then zeros */
 	__be32 local[4];
 	__u32 network;
-	/* 4 or 6, perhaps with STEER_GENEVE; 0: no frame is of this tunnel */
+	/* of IP: 4 or 6, with STEER_GENEVE for Geneve; 0: no frame is of this tunnel */
 	__u8 version;
 	/* 1: packets for the tunnel from hosts that the network takes none from are dropped, and not the kernel's */
 	__u8 drops_unknown;

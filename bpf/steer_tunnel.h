@@ -289,7 +289,7 @@ static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 d
 		return 0;
 	if (tunnel->drops_unknown && !has_vtep(tunnel->network, version, first, second))
 		return UNKNOWN_SENDER;
-	/* Other packets of Geneve may have no frame in them. */
+	/* Geneve packets with options or another protocol type may contain no Ethernet frame. */
 	is_geneve = tunnel->version & STEER_GENEVE;
 	return is_short && (!is_geneve || FIELD32(head, 0) == GENEVE_START) ? MALFORMED : 0;
 }

@@ -228,7 +228,7 @@ fn of_claim(uid: &str, checkpoint: Checkpoint) -> io::Result<Checkpoint> {
 /// Writes a file so that readers see all of it or the file before. `sync`: called before it gets its name.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub(crate) fn write_whole(path: &Path, text: &[u8], sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;

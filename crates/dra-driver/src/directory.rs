@@ -65,7 +65,7 @@ impl Sockets {
     /// Creates a claim's directory, or takes the one that is there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub(crate) fn create(&self, claim: &str) -> io::Result<()> {
         let above = open(CWD.as_fd(), &self.path)?;
         made_or_there(mkdirat(&above, claim, Mode::RWXU))?;
@@ -82,7 +82,7 @@ impl Sockets {
     /// Removes a claim's directory with all that is in it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub(crate) fn remove(&self, claim: &str) -> io::Result<()> {
         absent_is_fine(fs::remove_dir_all(self.of(claim)))
     }
@@ -90,7 +90,7 @@ impl Sockets {
     /// Names of all claims that have a directory.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub(crate) fn all(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(&self.path)?;
         let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();

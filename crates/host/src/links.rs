@@ -201,7 +201,7 @@ impl Link {
     /// Whether the interface of that index has its link now (`IFF_LOWER_UP`).
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn has_carrier(index: u32) -> io::Result<bool> {
         Ok(Self::flags(index)? & libc::IFF_LOWER_UP.cast_unsigned() != 0)
     }
@@ -209,7 +209,7 @@ impl Link {
     /// Whether the interface of that index is a loopback (`IFF_LOOPBACK`).
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn is_loopback(index: u32) -> io::Result<bool> {
         Ok(Self::flags(index)? & libc::IFF_LOOPBACK.cast_unsigned() != 0)
     }
@@ -271,7 +271,7 @@ pub fn header_of(index: u32) -> Ifinfomsg {
 /// Queries an interface, and parses the answer.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn get_link<T>(
     header: &Ifinfomsg,
     name: Option<&CStr>,
@@ -425,7 +425,7 @@ impl Changes {
     /// Subscribes in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn subscribe() -> io::Result<Self> {
         let route = netlink_socket(None)?;
         let addresses = libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
@@ -483,7 +483,7 @@ impl AsFd for Changes {
 /// A netlink socket that does not block. `protocol`: `None` is NETLINK_ROUTE, number 0.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -494,7 +494,7 @@ pub fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
 /// opened a socket, too (`netlink_ns_capable`, net/netlink/af_netlink.c). So a thread without capabilities opens them.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn reading_sockets() -> io::Result<[OwnedFd; 2]> {
     let open = || {
         let own = capabilities(None)?;

@@ -20,7 +20,7 @@ pub fn empty_bounding_set(stays: CapabilitySet) {
 /// Makes `stays` the permitted and effective capabilities, and sets no_new_privs, so that none is gained.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn keep(stays: CapabilitySet) -> io::Result<()> {
     let sets = CapabilitySets {
         effective: stays,
@@ -44,7 +44,7 @@ const NAMES: [(CapabilitySet, &str); 6] = [
 /// Names of those capabilities that this thread lacks.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn lacking(needed: CapabilitySet) -> io::Result<Vec<&'static str>> {
     let lacking = needed.difference(capabilities(None)?.effective);
     let names = NAMES.iter().filter(|(set, _)| lacking.contains(*set));
@@ -61,7 +61,7 @@ pub fn are_at_hand(these: CapabilitySet) -> bool {
 /// others.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn limit_to(wanted: CapabilitySet) -> io::Result<()> {
     empty_bounding_set(wanted);
     keep(capabilities(None)?.permitted & wanted)
@@ -70,7 +70,7 @@ pub fn limit_to(wanted: CapabilitySet) -> io::Result<()> {
 /// The same with further ones that are not in effect.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn limit_to_with(wanted: CapabilitySet, at_hand: CapabilitySet) -> io::Result<()> {
     limit_to(wanted | at_hand)?;
     let own = capabilities(None)?;

@@ -31,7 +31,7 @@ pub struct Received {
 /// Waits until a descriptor is readable or at its end; returns false at the deadline. Without one it waits for ever.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn await_readable(fd: impl AsFd, until: Option<Instant>) -> io::Result<bool> {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -69,7 +69,7 @@ pub fn send(
 /// Receives a message into `bytes`.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> rustix::io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -10,7 +10,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 /// Sets close-on-exec on all descriptors from 3 on, so that programs started by this process do not get them.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn close_all_on_exec() -> io::Result<()> {
     let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     // SAFETY: no descriptor is closed.

@@ -44,7 +44,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 /// Cryptographically secure random bytes.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     // getrandom(2) returns up to 256 bytes at once.

@@ -29,7 +29,7 @@ pub struct Ids {
 /// Not rustix's `socket_peercred`: the type that it returns cannot hold a process number of 0.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn ids(socket: BorrowedFd<'_>) -> io::Result<Ids> {
     let mut ids = [0, u32::MAX, u32::MAX];
     option(socket, libc::SO_PEERCRED, &mut ids)?;
@@ -112,7 +112,7 @@ impl Credentials {
 /// The peer of a Unix socket, with its groups.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let Ids { pid, uid, gid } = ids(socket)?;
     let mut groups = vec![u32::MAX; GROUPS_MAX];

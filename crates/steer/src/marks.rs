@@ -134,7 +134,7 @@ impl InterfaceMarks {
     /// Sets the mark of a flow; replaces an existing one.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn set(&self, flow: &Flow, mark: u32) -> anyhow::Result<()> {
         map::set(&self.0, &flow.key(), &mark).with_context(cannot_change)
     }
@@ -142,7 +142,7 @@ impl InterfaceMarks {
     /// Removes the mark of a flow; returns whether it had one.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn remove(&self, flow: &Flow) -> anyhow::Result<bool> {
         map::remove(&self.0, &flow.key()).with_context(cannot_change)
     }

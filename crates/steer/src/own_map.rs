@@ -34,7 +34,7 @@ impl OwnMap {
     /// Creates an empty map.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn new() -> io::Result<Self> {
         SHAPE.create(0).map(Self).map_err(io::Error::other)
     }
@@ -42,7 +42,7 @@ impl OwnMap {
     /// Pins the map on a bpffs, so that it outlives the process, in the place of what is pinned there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn pin(&mut self, path: &Path) -> io::Result<()> {
         // It may be left from a process that was killed.
         let _ = std::fs::remove_file(path);

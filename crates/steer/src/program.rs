@@ -206,7 +206,7 @@ impl Program {
     /// Detaches the program before this value is dropped; does nothing if it is detached already.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn detach(&self) -> io::Result<()> {
         self.attached.detach()
     }
@@ -517,7 +517,7 @@ impl Program {
 /// already. The pins stay.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn detach_pinned(dir: &Path) -> io::Result<()> {
     link::detach_pinned(&dir.join(LINK))
 }

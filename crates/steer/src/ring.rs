@@ -50,7 +50,7 @@ impl MulticastRing {
     /// Creates a ring.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn new() -> io::Result<Self> {
         let opts = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -73,7 +73,7 @@ impl MulticastRing {
     /// The same ring, with a duplicate descriptor.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn try_clone(&self) -> io::Result<Self> {
         let map = MapHandle::try_from(&self.map).map_err(io::Error::other)?;
         Ok(Self { map })
@@ -82,7 +82,7 @@ impl MulticastRing {
     /// Pins it on a bpffs, so that it outlives the process, in the place of what is pinned there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn pin(&mut self, path: &Path) -> io::Result<()> {
         // It may be left from a process that was killed.
         let _ = std::fs::remove_file(path);

@@ -197,7 +197,7 @@ impl TapAccess {
     /// bridge gets them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn set_wire(&self, wire: u32) -> libbpf_rs::Result<()> {
         map::set(&self.wire, &0u32, &wire)
     }
@@ -234,7 +234,7 @@ impl TapAccess {
     /// Detaches the programs, even if they are pinned in `dir`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn detach(mut self, dir: Option<&Path>) -> io::Result<()> {
         for attachment in &mut self.attachments {
             attachment.stays = false;
@@ -247,7 +247,7 @@ impl TapAccess {
 /// and a filter at the interface with index `uplink`.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn detach_tap(dir: Option<&Path>, to: TapTo, network: u32, uplink: u32) -> io::Result<()> {
     remove_filter(Place {
         ifindex: uplink,

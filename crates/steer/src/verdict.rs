@@ -68,7 +68,7 @@ impl VerdictProgram {
     /// counters show whether frames were actually sent back.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn frames(&self) -> anyhow::Result<u64> {
         let key = 0_u32.to_ne_bytes();
         let (looked_up, _) = messages_of(|| self.frames.lookup_percpu(&key, MapFlags::ANY));

@@ -165,7 +165,7 @@ pub type Token = [u8; 16];
 /// A socket of the type that carries the messages.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn new_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     let flags = flags | SocketFlags::CLOEXEC;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

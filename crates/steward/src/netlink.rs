@@ -9,7 +9,7 @@ use netlink_socket2::NetlinkSocket;
 /// Sends a request that is only acknowledged.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     socket.request(request)?.recv_ack().map_err(io::Error::from)

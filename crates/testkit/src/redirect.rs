@@ -18,7 +18,7 @@ impl Redirect {
     /// Loads the program, with support for frames in several buffers, and attaches it natively or in skb mode.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn attach(ifindex: u32, native: bool) -> io::Result<Self> {
         let map = bpf::make_map(sys::BPF_MAP_TYPE_XSKMAP, 64)?;
         let program = bpf::load_redirect(&map, 0, true)?;
@@ -33,7 +33,7 @@ impl Redirect {
     /// From now on the frames of `queue` go to `socket`.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn steer(&self, queue: u32, socket: impl AsFd) -> io::Result<()> {
         bpf::put(&self.map, queue, socket)
     }

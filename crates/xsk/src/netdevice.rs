@@ -72,7 +72,7 @@ impl Netdevice {
     /// Its MTU, bytes.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn mtu(&self) -> io::Result<u32> {
         let mut request = self.request();
         // SAFETY: SIOCGIFMTU reads the name and writes ifru_mtu, both in the request, which outlives the call.

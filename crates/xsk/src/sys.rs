@@ -56,7 +56,7 @@ impl Mapping {
     /// Maps `len` bytes from `offset` on, for reading and writing.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn new(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Self> {
         Self::protected(fd, len, offset, ProtFlags::READ | ProtFlags::WRITE)
     }
@@ -64,7 +64,7 @@ impl Mapping {
     /// As [`new`](Self::new), for reading only.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn read_only(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Self> {
         Self::protected(fd, len, offset, ProtFlags::READ)
     }

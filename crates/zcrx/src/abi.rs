@@ -187,7 +187,7 @@ fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count:
 /// its copies, at offset `counters` of the region (`struct zcrx_stats`: times, then bytes).
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 ///
 /// # Safety
 /// The memory that area and region name must be mapped, and nobody may have references to it, as long as the instance
@@ -221,7 +221,7 @@ pub unsafe fn register_instance(
 /// As [`register_instance`], but without counters unless the registration names them.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 ///
 /// # Safety
 /// As [`register_instance`].
@@ -247,7 +247,7 @@ pub fn probe(ring: BorrowedFd<'_>) -> io::Result<()> {
 /// Registers a ring of provided buffers as group 0.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 ///
 /// # Safety
 /// The memory for so many entries at the address must be mapped, and nobody may have references to it, as long as the
@@ -264,7 +264,7 @@ pub unsafe fn register_buffer_ring(ring: BorrowedFd<'_>, address: u64, entries: 
 /// Imports an instance into a ring; returns its ID there, and the offsets in the refill ring.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn import_instance(ring: BorrowedFd<'_>, instance: BorrowedFd<'_>) -> io::Result<(u32, Offsets)> {
     let mut registration = Registration {
         interface: instance.as_raw_fd().cast_unsigned(),
@@ -278,7 +278,7 @@ pub fn import_instance(ring: BorrowedFd<'_>, instance: BorrowedFd<'_>) -> io::Re
 /// Exports the ring's instance as a descriptor.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn export_instance(ring: BorrowedFd<'_>, id: u32) -> io::Result<OwnedFd> {
     let mut control = Control {
         id,
@@ -293,7 +293,7 @@ pub fn export_instance(ring: BorrowedFd<'_>, id: u32) -> io::Result<OwnedFd> {
 /// Makes the kernel take the entries of the refill ring now.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn flush_refill(ring: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     let mut control = Control {
         id,

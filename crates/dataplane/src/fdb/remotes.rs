@@ -66,7 +66,7 @@ pub struct Remotes {
     most: usize,
     count: AtomicU64,
     /// The VTEP of all other addresses.
-    rest: Option<VtepNumber>,
+    other_addresses: Option<VtepNumber>,
     hash: FdbKeyHash,
 }
 
@@ -78,15 +78,15 @@ impl Remotes {
             places: (0..places).map(|_| AtomicU64::new(FREE)).collect(),
             most,
             count: AtomicU64::new(0),
-            rest: None,
+            other_addresses: None,
             hash: FdbKeyHash::default(),
         }
     }
 
-    /// A table in which all addresses are behind one VTEP: that of a tunnel with one.
+    /// A table for a tunnel with a single VTEP: all unicast addresses are behind it.
     pub fn behind(number: VtepNumber) -> Self {
         Self {
-            rest: Some(number),
+            other_addresses: Some(number),
             ..Self::new(0)
         }
     }
@@ -96,13 +96,12 @@ impl Remotes {
     pub fn find(&self, mac: Mac) -> Option<VtepNumber> {
         let key = key_of(mac);
         let (_, word) = self.search(key)?;
+        if word == FREE {
+            return self.other_addresses.filter(|_| mac[0] & 1 == 0);
+        }
         // The upper 16 bits.
         #[allow(clippy::cast_possible_truncation)]
-        let number = VtepNumber((word >> NUMBER) as u16);
-        if word == FREE {
-            return self.rest.filter(|_| mac[0] & 1 == 0);
-        }
-        Some(number)
+        Some(VtepNumber((word >> NUMBER) as u16))
     }
 
     /// The destination of frames to an address.

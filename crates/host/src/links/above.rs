@@ -10,7 +10,7 @@ use super::all::{Links, read_links};
 /// interfaces on any of these (VLANs, macvlans). Interfaces in other network namespaces are not seen.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn addresses_above(link: &Link) -> io::Result<BTreeSet<[u8; 6]>> {
     let mut of_host = addresses(&read_links()?, link.index);
     of_host.insert(link.mac);

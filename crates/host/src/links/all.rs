@@ -93,7 +93,7 @@ pub(super) fn read_links() -> io::Result<Links> {
 /// Names and aliases of the interfaces that have an alias.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn aliases() -> io::Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for_each(|_, attributes| {

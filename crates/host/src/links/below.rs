@@ -30,7 +30,7 @@ struct Lowest {
 /// A note about frames that are lost because of interfaces below, with the remedy; empty: none are lost.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn losses_above(link: &Link) -> io::Result<String> {
     let links = read_links()?;
     let Some(seen) = links.get(&link.index) else {

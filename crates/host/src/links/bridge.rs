@@ -195,7 +195,7 @@ impl BridgeFdb {
     /// port whose addresses are not behind the bridge.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn look_at_links(&mut self, link: &Link, own: &str) -> io::Result<()> {
         let links = read_links()?;
         let mut memberships = memberships_of(&links, link.index);
@@ -226,7 +226,7 @@ impl BridgeFdb {
     /// Reads the stations behind the bridges. Returns whether something changed.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn look_at_fdb(&mut self) -> io::Result<bool> {
         self.is_stale = false;
         let bridges: BTreeSet<u32> = self.memberships.iter().map(|of| of.bridge).collect();
@@ -371,7 +371,7 @@ fn memberships_of(links: &Links, index: u32) -> Vec<Membership> {
 /// Name of the bridge that the interface of an index is a port of, by itself, by a bond or team, or by a VLAN of these.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn bridge_of(index: u32) -> io::Result<Option<String>> {
     let memberships = memberships_of(&read_links()?, index);
     Ok(memberships.into_iter().next().map(|first| first.bridge_name))
@@ -495,7 +495,7 @@ fn read_port(port: u32, bridge: u32, read: &mut Read) -> io::Result<()> {
 /// Addresses in a bridge's forwarding database at one of its ports.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn macs_at(port: u32, bridge: u32) -> io::Result<BTreeSet<[u8; 6]>> {
     let mut read = Read::default();
     read_port(port, bridge, &mut read)?;
@@ -510,7 +510,7 @@ impl FdbChanges {
     /// Subscribes in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn subscribe() -> io::Result<Self> {
         let socket = netlink_socket(None)?;
         // Those of new neighbours, which come along, are left out by `drain`.

@@ -92,7 +92,7 @@ impl BridgePorts {
     /// What the tables lack of MAC addresses and their IP addresses.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn missing(
         self,
         addresses: &BTreeMap<[u8; 6], BTreeSet<IpAddr>>,
@@ -124,7 +124,7 @@ impl BridgePorts {
     /// The addresses of `macs` that the tables have, with their IP addresses.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn present(
         self,
         macs: impl Iterator<Item = [u8; 6]>,

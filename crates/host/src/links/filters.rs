@@ -26,7 +26,7 @@ pub struct Filter {
 /// Those of networks, in this network namespace.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn of_networks() -> io::Result<Vec<Filter>> {
     let mut interfaces = Vec::new();
     for_each(|index, _| interfaces.push(index))?;

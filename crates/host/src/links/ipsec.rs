@@ -36,7 +36,7 @@ pub fn check() -> Result<(), String> {
 /// Whether the network namespace has IPsec policies, of whatever direction; not those of single sockets.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn has_policies() -> io::Result<bool> {
     let socket = match netlink_socket(Some(rustix::net::netlink::XFRM)) {
         // The kernel has no IPsec.

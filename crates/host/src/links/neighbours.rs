@@ -59,7 +59,7 @@ impl Neighbour {
 /// The entry of a bridge without VLAN filtering for an address.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn fdb_entry(bridge: u32, mac: [u8; 6]) -> io::Result<Option<Entry>> {
     let header = Ndmsg {
         ndm_family: libc::AF_BRIDGE as u8,
@@ -81,7 +81,7 @@ pub fn fdb_entry(bridge: u32, mac: [u8; 6]) -> io::Result<Option<Entry>> {
 /// The neighbour of an interface with an IP address.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn neighbour(index: u32, ip: IpAddr) -> io::Result<Option<Neighbour>> {
     let family = if ip.is_ipv4() {
         libc::AF_INET
@@ -115,7 +115,7 @@ fn one<T>(
 /// one interface only, if not 0.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn neighbours_by(protocol: u8, index: u32) -> io::Result<BTreeMap<(u32, IpAddr), [u8; 6]>> {
     let mut request = rt_neigh::Request::new().op_getneigh_dump(&Ndmsg::default());
     if index != 0 {

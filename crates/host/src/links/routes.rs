@@ -1,4 +1,5 @@
-//! Where a tunnel device sends frames: the forwarding database of one of VXLAN, the next hops of VTEPs (tunnel endpoints).
+//! Where a tunnel device sends frames: the forwarding database of a VXLAN device, and the next hops of VTEPs (tunnel
+//! endpoints).
 //!
 //! All of it is read through sockets that another process opened, perhaps in another network namespace. The kernel
 //! checks the capabilities of a sender, too, so a process without them can only read.
@@ -124,7 +125,7 @@ impl Tables {
     /// Calls `each` for all entries of a vxlan device's own forwarding database.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn fdb(&mut self, vxlan: u32, mut each: impl FnMut(VxlanEntry)) -> io::Result<()> {
         self.ask(&FdbDump::of_device(vxlan), |(header, attributes)| {
             if u32::try_from(header.ndm_ifindex) == Ok(vxlan)
@@ -138,7 +139,7 @@ impl Tables {
     /// The next hop of a VTEP; `None`: there is no route to it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn next_hop(&mut self, local: IpAddr, vtep: IpAddr) -> io::Result<Option<NextHop>> {
         let route = self.route(Some(local), vtep)?;
         Ok(route.map(|(next, _)| next))
@@ -186,7 +187,7 @@ impl Tables {
     /// The MAC address of a next hop; `None`: the kernel has none that it would use.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn neighbour(&mut self, hop: NextHop) -> io::Result<Option<Resolved>> {
         let family = match hop.ip {
             IpAddr::V4(_) => libc::AF_INET,
@@ -219,7 +220,7 @@ impl Tables {
     /// VLAN and MAC address of the VLAN devices (802.1Q) on an interface, by index; without those that may set a priority.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn vlans_on(&mut self, interface: u32) -> io::Result<HashMap<u32, (u16, [u8; 6])>> {
         let request = rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default());
         let mut found = HashMap::new();
@@ -380,7 +381,7 @@ impl TableChanges {
     /// databases only from one vxlan device, and has room for some thousand changes at once. Needs CAP_NET_ADMIN.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn prepare(socket: BorrowedFd<'_>, vxlan: u32) -> io::Result<()> {
         // The kernel keeps such a socket's messages in several times their length.
         set_socket_recv_buffer_size_force(socket, WAITING_BYTES)?;
@@ -390,7 +391,7 @@ impl TableChanges {
     /// Subscribes by a socket that does not block.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn subscribe(socket: OwnedFd) -> io::Result<Self> {
         let groups = GROUPS.iter().fold(0, |groups, group| groups | 1 << (group - 1));
         bind(&socket, &SocketAddrNetlink::new(0, groups))?;

@@ -27,27 +27,27 @@ struct Kind {
     ttl: u16,
     port: u16,
     zero_checksums: [u16; 2],
-    /// A flag, or 1, in one of them: the device carries frames of several VNIs, or others than those of Ethernet.
-    external: [u16; 2],
+    /// If one of these is present without a value, or 1, the device carries several VNIs, or not Ethernet.
+    unusable: [u16; 2],
 }
 
-/// `IFLA_VXLAN_*`; `external`: `COLLECT_METADATA`, `GPE`.
+/// `IFLA_VXLAN_*`; `unusable`: `COLLECT_METADATA`, `GPE`.
 const VXLAN: Kind = Kind {
     id: 1,
     addresses: [4, 17],
     ttl: 5,
     port: 15,
     zero_checksums: [19, 20],
-    external: [25, 27],
+    unusable: [25, 27],
 };
-/// `IFLA_GENEVE_*`; `external`: `COLLECT_METADATA`, `INNER_PROTO_INHERIT`.
+/// `IFLA_GENEVE_*`; `unusable`: `COLLECT_METADATA`, `INNER_PROTO_INHERIT`.
 const GENEVE: Kind = Kind {
     id: 1,
     addresses: [2, 7],
     ttl: 3,
     port: 5,
     zero_checksums: [9, 10],
-    external: [6, 14],
+    unusable: [6, 14],
 };
 
 /// A device of VXLAN or Geneve whose packets need not pass through it: another program can take frames out of packets that
@@ -77,7 +77,7 @@ impl Device {
         Ok(Tunnel { vlan, ..self.tunnel })
     }
 
-    /// The device of an answer of rtnetlink. One of Geneve has no local address: the caller sets that of the route to the
+    /// The device in an answer of rtnetlink. One of Geneve has no local address: the caller sets that of the route to the
     /// remote one.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Device {
             _ => return Err("is no device of VXLAN or Geneve: name one".into()),
         };
         let is_set = |which| find_attr(data, which).is_some_and(|value| [&[][..], &[1]].contains(&value));
-        if kind.external.into_iter().any(is_set) {
+        if kind.unusable.into_iter().any(is_set) {
             return Err(
                 "does not carry Ethernet frames of a single VNI: make it without `external`, `gpe` and \
                         `innerprotoinherit`"
@@ -162,7 +162,7 @@ fn added(local: IpAddr) -> u32 {
 /// remedy; empty: there are none, or the device has no local address. `of_route`: that of a device of Geneve.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub(super) fn too_long(tunnel: &Link, of_route: Option<IpAddr>) -> io::Result<String> {
     let local = get_link(&header_of(tunnel.index), None, |_, attributes| {
         local_address(attributes)
@@ -209,7 +209,7 @@ fn vlan_on(interface: u32, local: IpAddr) -> io::Result<u16> {
 /// Whether an IP address is an interface's own, or the broadcast address of a network there.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub(super) fn is_own_or_broadcast(index: u32, address: IpAddr) -> io::Result<bool> {
     let mut is_either = false;
     addresses(|header, its, broadcast| {

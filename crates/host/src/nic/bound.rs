@@ -69,7 +69,7 @@ impl Bound {
 /// The user of a receive queue, if it has one. A queue that does not exist has none.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
     match ask(ifindex, queue) {
         Err(error) if is_missing(&error) => Ok(None),
@@ -81,7 +81,7 @@ pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
 /// kernel reports no queues then.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
     match ask(ifindex, queue) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
@@ -107,7 +107,7 @@ pub fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>> {
 /// Whether an AF_XDP socket has a receive queue of a NIC, or the one that it is leased to.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn has_socket(ifindex: u32, queue: u32) -> io::Result<bool> {
     ask_for(ifindex, queue, |attributes| attributes.get_xsk().is_ok())
 }

@@ -120,7 +120,7 @@ impl Ethtool {
     /// Name of the driver.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn driver(&self) -> io::Result<String> {
         let mut info = DriverInfo::new_zeroed();
         info.cmd = command::GDRVINFO;
@@ -132,7 +132,7 @@ impl Ethtool {
     /// Whether received packets are merged before the stack sees them (GRO).
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn joins(&self) -> io::Result<bool> {
         Ok(self.value(command::GGRO)? != 0)
     }
@@ -140,7 +140,7 @@ impl Ethtool {
     /// Whether it segments TCP packets that it sends (TSO).
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn has_tso(&self) -> io::Result<bool> {
         Ok(self.value(command::GTSO)? != 0)
     }

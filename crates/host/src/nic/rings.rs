@@ -49,7 +49,7 @@ impl Rings {
 /// The rings of an interface.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn of(ifindex: u32) -> io::Result<Rings> {
     let mut socket = NetlinkSocket::new();
     let mut request = ethtool::Request::new().op_rings_get_do();

@@ -156,7 +156,7 @@ impl Server {
     /// namespace of the calling thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn new(policy: Policy, listener: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&listener, true)?;
         // Before Linux 6.16 every process can send descriptors.

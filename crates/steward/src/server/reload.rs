@@ -49,7 +49,7 @@ impl Server {
     /// Takes a new policy from there whenever `asked` is readable.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn with_reload(mut self, asked: UnixStream, from: PolicySource) -> std::io::Result<Self> {
         asked.set_nonblocking(true)?;
         self.reload = Some(Reload { asked, from });

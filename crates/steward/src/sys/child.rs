@@ -95,7 +95,7 @@ fn die_with(parent: Pid) -> Result<(), Errno> {
 /// Drops these capabilities of this process permanently.
 ///
 /// # Errors
-/// The kernel's.
+/// An error of the kernel.
 pub fn give_up(these: CapabilitySet) -> Result<(), Errno> {
     keep_only(these.complement())
 }

@@ -39,7 +39,7 @@ pub(super) trait Rings {
     fn set(&mut self, ifindex: u32, now: Split, wanted: Split) -> io::Result<()>;
 }
 
-/// The kernel's.
+/// An error of the kernel.
 pub(super) struct Kernel;
 
 impl Rings for Kernel {

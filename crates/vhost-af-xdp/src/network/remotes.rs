@@ -64,10 +64,10 @@ struct Hop {
     from: Mac,
 }
 
-/// A VTEP that has addresses.
+/// A VTEP that has addresses, or that of a Geneve device.
 struct VtepState {
     ip: IpAddr,
-    /// How many.
+    /// How many; 0 for Geneve.
     addresses: usize,
     /// `None`: its route does not lead over the underlay.
     hop: Option<Hop>,
@@ -80,7 +80,7 @@ pub(super) struct Follower {
     tables: Tables,
     pub(super) changes: Arc<TableChanges>,
     device: Device,
-    /// The device is another one now, or its local address: the tunnel has to be set again.
+    /// The Geneve device or its local address has changed: the tunnel has to be requested again.
     pub(super) is_outdated: bool,
     /// Index and MAC address of the underlay's interface.
     underlay: (u32, Mac),
@@ -388,7 +388,7 @@ impl Follower {
 
     /// Reads all interfaces, routes and next hops.
     fn resolve_all(&mut self) {
-        // The steward reports changes of a device. The local address of a Geneve device changes with a route.
+        // The steward reports changes of VXLAN devices. For Geneve the local address changes with a route.
         if self.device.tunnel.remote.is_some() {
             let now = self.tables.device_numbered(self.device.tunnel.device);
             self.is_outdated |= now.is_ok_and(|now| now != self.device);

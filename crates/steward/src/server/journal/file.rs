@@ -143,7 +143,7 @@ impl Entry {
     /// Removes it, if it is there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// An error of the kernel.
     pub fn remove(&self) -> io::Result<()> {
         match self.path.as_ref().map(fs::remove_file) {
             Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(error),
