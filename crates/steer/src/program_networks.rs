@@ -82,8 +82,9 @@ impl Program {
 
     /// From now on a network gets the unicast frames to its stations in this tunnel that arrive at these queues, and no
     /// others, until [`Program::end_network`]; of Geneve from its host, of VXLAN at first from none
-    /// ([`Program::change_vtep`]). It is the network of the queues, or one that shares them ([`network_number`](crate::network_number)) if that one has a tunnel, too. Other
-    /// networks may have the same stations. A network that had no tunnel loses its stations.
+    /// ([`Program::change_vtep`]). It is the network of the queues, or one that shares them
+    /// ([`network_number`](crate::network_number)) if that one has a tunnel, too. Other networks may have
+    /// the same stations. A network that had no tunnel loses its stations.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NoTunnels`], or [`QueueError::Network`].
@@ -175,8 +176,7 @@ impl Program {
         let tunnels = self.networks.tunnels.as_ref();
         // Those of an earlier network may be left.
         let tunnels = tunnels.filter(|_| self.has_tunnel(first));
-        let all = tunnels.into_iter().flat_map(Tunnels::all);
-        all.filter(|&(network, _)| queues_of(network) == first).collect()
+        tunnels.map_or_else(BTreeMap::new, |tunnels| tunnels.of_queues(first))
     }
 
     /// The first queues of all networks that have a queue or a station; each queue of a network counts as one.

@@ -1,6 +1,6 @@
 //! The tunnel of a network: the program decapsulates frames to the network's stations (`bpf/steer_tunnel.h`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use libbpf_rs::{MapHandle, MapType};
@@ -52,10 +52,10 @@ impl Tunnel {
     }
 
     /// The same one, which drops packets of unknown hosts. One of Geneve does not: they may be for another device with its
-    /// VNI, and the kernel takes none from a host that has no device.
+    /// VNI, and the kernel takes none from a host that has no device. One that no frame is of does not, either.
     #[must_use]
     pub fn dropping_unknown(self) -> Self {
-        let drops_unknown = self.remote.is_none();
+        let drops_unknown = self.remote.is_none() && !self.local.is_unspecified();
         Self {
             drops_unknown,
             ..self
@@ -130,13 +130,15 @@ fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
     (key, value)
 }
 
-/// The tunnel of an entry. `remote`: the host, if it is one of Geneve.
-fn tunnel(key: Key, value: Value, remote: impl FnOnce() -> Option<IpAddr>) -> Tunnel {
+/// The tunnel of an entry. `host`: the only one of a tunnel of Geneve; without it no frame is of the tunnel.
+fn tunnel(key: Key, value: Value, host: Option<IpAddr>) -> Tunnel {
+    let remote = host.filter(|_| value.version & GENEVE != 0);
     match value.version {
         0 => Tunnel::none(value.device),
+        version if version & GENEVE != 0 && remote.is_none() => Tunnel::none(value.device),
         version => Tunnel {
             device: value.device,
-            remote: (version & GENEVE != 0).then(remote).flatten(),
+            remote,
             vni: u32::from_be_bytes(key.vni) >> 8,
             port: u16::from_be_bytes(key.port),
             local: address(value.local, version & !GENEVE),
@@ -229,10 +231,11 @@ impl Tunnels {
         }))
     }
 
-    /// Sets the tunnel of a network that has none, with its host if it is one of Geneve.
+    /// Sets the tunnel of a network that has none, with its host if it is one of Geneve. Without room for the host its
+    /// packets go to the kernel.
     pub(crate) fn set(&self, network: u32, tunnel: Tunnel) -> libbpf_rs::Result<()> {
         if let Some(remote) = tunnel.remote {
-            self.change_vtep(network, (remote, true))?;
+            let _ = self.change_vtep(network, (remote, true));
         }
         let (key, value) = entry(network, tunnel);
         map::set(&self.tunnels, &key, &value)
@@ -243,12 +246,24 @@ impl Tunnels {
             .filter_map(|key| Some((key, map::get(&self.tunnels, &key).ok().flatten()?)))
     }
 
-    /// All tunnels, with their networks.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, Tunnel)> {
-        self.entries().map(|(key, value)| {
-            let remote = || self.vteps(value.network).pop_first();
-            (value.network, tunnel(key, value, remote))
-        })
+    /// The tunnels of the networks of these first queues, by network.
+    pub(crate) fn of_queues(&self, first: u32) -> BTreeMap<u32, Tunnel> {
+        let of_queues = |(_, value): &(Key, Value)| queues_of(value.network) == first;
+        let its: Vec<_> = self.entries().filter(of_queues).collect();
+        // Hosts are read once, however many tunnels there are.
+        let is_geneve = its.iter().any(|(_, value)| value.version & GENEVE != 0);
+        let hosts = is_geneve
+            .then(|| map::keys::<Vtep>(&self.vteps))
+            .into_iter()
+            .flatten();
+        let hosts: HashMap<_, _> = hosts
+            .map(|key| (key.network, address(key.address, key.version)))
+            .collect();
+        let tunnels = its.into_iter().map(|(key, value)| {
+            let host = hosts.get(&value.network).copied();
+            (value.network, tunnel(key, value, host))
+        });
+        tunnels.collect()
     }
 
     /// Takes packets from a host, or does not any more.
@@ -348,12 +363,12 @@ mod tests {
         );
         for local in ["192.0.2.1", "2001:db8::1", "192.0.2.111"] {
             let (key, value) = entry(0x0305, tunnel(local));
-            assert_eq!(super::tunnel(key, value, || Some(remote)), tunnel(local));
+            assert_eq!(super::tunnel(key, value, Some(remote)), tunnel(local));
         }
         let none = Tunnel::none(7);
         let (key, value) = entry(5, none);
         assert_eq!(
-            (value.version, super::tunnel(key, value, || Some(remote))),
+            (value.version, super::tunnel(key, value, Some(remote))),
             (0, none)
         );
         assert_ne!(key, entry(0x0105, none).0);

@@ -276,6 +276,30 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
     }
 }
 
+#[test]
+fn packets_of_a_tunnel_of_geneve_are_the_kernels_without_room_for_its_host() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for local in LOCALS.into_iter().filter(|local| is_geneve(local)) {
+        let (program, _ring) = network(&pair, ModeRequest::Native, false, local);
+        program.end_tunnel(0).expect("it is there");
+        let mut hosts = (0x0b00_0000..).map(std::net::Ipv4Addr::from);
+        while program
+            .change_vtep(1 << 8, (hosts.next().expect("more").into(), true))
+            .is_ok()
+        {}
+        let tunnel = tunnel(local);
+        program.set_tunnel(0..1, 0, tunnel).expect("without its host");
+        assert_eq!(program.tunnels(0).get(&0), Some(&Tunnel::none(tunnel.device)));
+        let sent = packed(local, &frame_to(OURS, &[]));
+        pair.far_socket.send(&sent);
+        assert_eq!(pair.near_socket.receive(wait::SOON), Some(sent), "{local}");
+        assert_eq!(
+            program.drop_unknown(0..1, 0).ok().flatten(),
+            Some(Tunnel::none(tunnel.device))
+        );
+    }
+}
+
 /// They may be for another device with the same VNI.
 #[test]
 fn packets_of_unknown_hosts_are_the_kernels_in_any_tunnel_of_geneve() {

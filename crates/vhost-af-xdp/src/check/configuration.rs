@@ -516,7 +516,10 @@ impl Look<'_> {
             found.push(Finding::warning(Kind::PacketsLost, subject, losses));
         }
         let usable = queues.underlay_of.as_deref().map(|device| {
-            routes::device_named(device).and_then(|_| match ipsec::has_policies() {
+            routes::device_named(device).and_then(|its| match ipsec::has_policies() {
+                _ if its.tunnel.local.is_unspecified() => {
+                    Err(format!("{device} has a remote without a route: add one"))
+                }
                 Ok(true) => Err(ipsec::BYPASSED.to_owned()),
                 // Without the privilege to ask, the steward finds out.
                 Ok(false) | Err(_) => Ok(()),

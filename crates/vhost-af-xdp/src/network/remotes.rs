@@ -10,7 +10,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -167,6 +167,11 @@ impl Follower {
         Ok(follower)
     }
 
+    /// The device is one of Geneve.
+    pub(super) fn is_geneve(&self) -> bool {
+        self.device.tunnel.remote.is_some()
+    }
+
     /// Name of the tunnel device, if packets for it from unknown hosts are dropped.
     pub(super) fn drops_for(&self) -> Option<&str> {
         self.takes_all_listed.then_some(&self.device.name)
@@ -277,7 +282,7 @@ impl Follower {
     /// Changes since the last call of the VTEPs whose packets the program accepts.
     pub(super) fn take_vtep_changes(&mut self) -> Vec<VtepChange> {
         // The steward knows the remote of a Geneve device.
-        if !std::mem::take(&mut self.is_unreported) || self.device.tunnel.remote.is_some() {
+        if !std::mem::take(&mut self.is_unreported) || self.is_geneve() {
             return Vec::new();
         }
         // Packets from others are not expected here: the kernel judges them, unless they are dropped.
@@ -389,9 +394,13 @@ impl Follower {
     /// Reads all interfaces, routes and next hops.
     fn resolve_all(&mut self) {
         // The steward reports changes of VXLAN devices. For Geneve the local address changes with a route.
-        if self.device.tunnel.remote.is_some() {
+        if self.is_geneve() {
             let now = self.tables.device_numbered(self.device.tunnel.device);
-            self.is_outdated |= now.is_ok_and(|now| now != self.device);
+            if now.is_ok_and(|now| now != self.device) {
+                self.is_outdated = true;
+                // Until the tunnel is requested again, the kernel sends.
+                self.device.tunnel.local = Ipv4Addr::UNSPECIFIED.into();
+            }
         }
         let (index, mac) = self.underlay;
         let vlans = self.tables.vlans_on(index);

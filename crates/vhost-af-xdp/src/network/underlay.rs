@@ -226,6 +226,12 @@ impl Network {
         let sockets = sockets.ok_or(InterfaceError::InUse)?;
         let follower = Follower::begin(sockets, &name, &interface.link, config.drops_unknown);
         let follower = follower.map_err(|why| anyhow!("cannot read where {name} sends frames: {why}"))?;
+        if follower.is_geneve() {
+            // The steward may have read another route before this one was followed.
+            interface
+                .steering
+                .ask(|lease| lease.tunnel(number.into(), &name).map(Some))?;
+        }
         let drops_unknown = follower.drops_for().is_some();
         state.underlay.follower = Some(follower);
         send_vtep_changes(&mut state.underlay)?;
