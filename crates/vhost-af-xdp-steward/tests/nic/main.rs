@@ -148,8 +148,15 @@ impl Rig {
         named
     }
 
+    /// How many rules the NIC has. ethtool reads each after it has printed the number, and fails if one has been removed
+    /// meanwhile.
     fn rules(&self) -> usize {
-        self.ethtool(&["-n", NIC]).matches("Filter: ").count()
+        let mut ethtool = self.world.veth.near.command("ethtool");
+        let output = ethtool.args(["-n", NIC]).output().expect("it runs");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let mut words = printed.split_whitespace().skip_while(|word| *word != "Total");
+        let number = words.nth(1).and_then(|number| number.parse().ok());
+        number.unwrap_or_else(|| panic!("{output:?}"))
     }
 
     fn bound(&self) -> Option<Bound> {
