@@ -95,7 +95,7 @@ struct Key {
 struct Value {
     local: [u8; 16],
     network: u32,
-    /// 4 or 6, perhaps with [`GENEVE`]; 0: no frame is of the tunnel.
+    /// Of IP: 4 or 6, with [`GENEVE`] for Geneve; 0: no frame is of the tunnel.
     version: u8,
     drops_unknown: u8,
     vlan: u16,
@@ -132,19 +132,18 @@ fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
 
 /// The tunnel of an entry. `host`: the only one of a tunnel of Geneve; without it no frame is of the tunnel.
 fn tunnel(key: Key, value: Value, host: Option<IpAddr>) -> Tunnel {
-    let remote = host.filter(|_| value.version & GENEVE != 0);
-    match value.version {
-        0 => Tunnel::none(value.device),
-        version if version & GENEVE != 0 && remote.is_none() => Tunnel::none(value.device),
-        version => Tunnel {
-            device: value.device,
-            remote,
-            vni: u32::from_be_bytes(key.vni) >> 8,
-            port: u16::from_be_bytes(key.port),
-            local: address(value.local, version & !GENEVE),
-            vlan: value.vlan,
-            drops_unknown: value.drops_unknown != 0,
-        },
+    let is_geneve = value.version & GENEVE != 0;
+    if value.version == 0 || (is_geneve && host.is_none()) {
+        return Tunnel::none(value.device);
+    }
+    Tunnel {
+        device: value.device,
+        remote: host.filter(|_| is_geneve),
+        vni: u32::from_be_bytes(key.vni) >> 8,
+        port: u16::from_be_bytes(key.port),
+        local: address(value.local, value.version & !GENEVE),
+        vlan: value.vlan,
+        drops_unknown: value.drops_unknown != 0,
     }
 }
 

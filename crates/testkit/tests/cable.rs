@@ -25,7 +25,7 @@ fn packets_pass_whole_and_a_guest_that_comes_back_gets_the_next_frame() {
     frame::assert_same(&got.frame, &packet.bytes());
     assert_eq!(got.header[..10], request);
     drop(b);
-    daemon.await_port(1, "nobody is there", |port| port["connected"] == false);
+    daemon.await_port(1, "no VMM is connected", |port| port["connected"] == false);
     let sent = frame::plain(300, 7);
     a.pairs[0].send(&sent, Layout::Whole);
     a.pairs[0].await_sent();
