@@ -22,11 +22,13 @@ TOP = 25
 # Of frames of 60 bytes, 64 a round: the checks that they pass, the memory that the NIC reads or writes, its hints.
 VARIANTS = {
     "from-guest": ("rules", "guard", "limits", "send-direct", "direct", "encapsulated"),
-    "to-guest": ("rules", "limits", "send-direct", "direct", "hints", "tag"),
+    "to-guest": ("rules", "limits", "send-direct", "direct", "hints", "tag", "tap"),
     "guest-to-guest": ("rules", "guard", "limits", "vlan", "two-workers"),
 }
 # Of TCP, and frames a round: GSO packets that we cut or pass whole, and segments that we merge.
 TCP = (
+    ("from-guest/64000/split/tap/gso", 1),
+    ("to-guest/64000/split/tap/gso", 1),
     ("from-guest/64000/split/gso", 1),
     ("from-guest/64000/split/direct/gso", 1),
     ("guest-to-guest/64000/split/gso", 1),

@@ -63,6 +63,11 @@ fn check(path: Path, counters: &PairCounters) {
         (Frames::Plain, _) if path.encapsulated => {
             counters.from_guest_encapsulated.get() == counters.from_guest_frames.get()
         }
+        (Frames::Gso, Way::ToGuest) => got == frames * bytes,
+        (Frames::Gso, _) if path.tap => {
+            let unsegmented = counters.from_guest_super_frames_unsegmented.get();
+            unsegmented == counters.from_guest_super_frames.get()
+        }
         (Frames::Plain, _) => counters.bounced_frames.get() == 0,
         (Frames::Gso, Way::GuestToGuest) => got == frames * bytes,
         (Frames::Gso, _) => {
@@ -84,7 +89,7 @@ fn usage() {
          packed. FRAMES: sent or received at a time, 1 to 256.\n\
          VARIANT: rules (ten), guard, limits, vlan; send-direct, direct (placement); gso (packets of TCP), gro (a flow \
          of TCP from the NIC), hints (of the NIC, with ten rules), tag (which the NIC took off); \
-         two-workers (one for each guest); encapsulated (in VXLAN, by an underlay)"
+         two-workers (one for each guest); encapsulated (in VXLAN, by an underlay); tap (of a network in tap mode)"
     );
     std::process::exit(2);
 }
@@ -120,6 +125,7 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
             "hints" => (path.frames, path.checks) = (Frames::Hints, Checks::Rules(10)),
             "tag" => path.frames = Frames::Tag,
             "encapsulated" if path.way == Way::FromGuest => path.encapsulated = true,
+            "tap" if path.way != Way::GuestToGuest => path.tap = true,
             "two-workers" if path.way == Way::GuestToGuest => path.two_workers = true,
             _ => return None,
         }

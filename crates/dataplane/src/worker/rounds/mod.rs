@@ -7,6 +7,7 @@
 
 mod frames;
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
 use packet::tunnel::{Endpoints, Outer};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use steer::HintSet;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
@@ -31,6 +33,7 @@ use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::fdb::vlans::Vlans;
 use crate::fdb::{Fdb, FdbPort, PortNumber};
 use crate::frame::bytes::GuestRam;
+use crate::host::tap_lane::TapLane;
 use crate::lane::limits::BATCH;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
@@ -41,6 +44,7 @@ use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
 use crate::nic::hints::XdpMetadata;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
+use crate::nic::tap::{SendTap, Tap};
 use crate::policy::filter::{Action, Filter, PortFilter, Rule};
 use crate::policy::guard::{Addresses, Guard, SourceGuard};
 use crate::policy::rate_limit::PortLimits;
@@ -72,6 +76,8 @@ pub struct Rounds {
     guests: Vec<Guest>,
     /// The kernel's half of the underlay.
     underlay: Option<XdpWire>,
+    /// The kernel's side of the uplink's tap.
+    kernel: Option<Kernel>,
     counters: Vec<Arc<PairCounters>>,
     _handles: Vec<WorkerHandle>,
 }
@@ -87,6 +93,14 @@ struct Guest {
     buffers: Vec<Buffer>,
     /// Frames that a NIC receives for it.
     arrivals: Option<Arrivals>,
+    way: Way,
+}
+
+/// The kernel's side of a tap, which is a socket here that keeps frames apart.
+struct Kernel {
+    socket: OwnedFd,
+    /// The frame that it sends, with its virtio-net header.
+    frame: Vec<u8>,
     way: Way,
 }
 
@@ -118,6 +132,8 @@ pub struct Path {
     pub two_workers: bool,
     /// Frames of a guest of a network leave in VXLAN, by the socket of an underlay.
     pub encapsulated: bool,
+    /// The guest is of a network whose uplink is in tap mode.
+    pub tap: bool,
 }
 
 impl Path {
@@ -129,7 +145,7 @@ impl Path {
 
     /// Whether its guests are of a network.
     fn is_in_network(self) -> bool {
-        self.way == Way::GuestToGuest || self.encapsulated
+        self.way == Way::GuestToGuest || self.encapsulated || self.tap
     }
 }
 
@@ -180,10 +196,10 @@ pub enum Checks {
 /// Sender and receiver of frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Way {
-    /// From a guest to the null NIC.
+    /// From a guest to the null NIC or the tap.
     #[default]
     FromGuest,
-    /// From the null NIC to a guest.
+    /// From the null NIC or the tap to a guest.
     ToGuest,
     /// Between two guests of a network, both ways.
     GuestToGuest,
@@ -217,7 +233,11 @@ impl Rounds {
             source_guard: (path.checks == Checks::Guard).then(|| Arc::new(source_guard(number))),
             ..FdbPort::default()
         });
-        let fdb = Arc::new(with_remote(Fdb::new(known.map(Some).collect())));
+        let mut fdb = Fdb::new(known.map(Some).collect());
+        if path.encapsulated {
+            fdb = with_remote(fdb);
+        }
+        let fdb = Arc::new(fdb);
         for handle in &handles {
             handle.send(Command::Fdb(NETWORK.into(), Arc::clone(&fdb)));
         }
@@ -249,12 +269,20 @@ impl Rounds {
             guest
         });
         let guests = guests.collect();
-        let underlay = path.encapsulated.then(|| add_underlay(&handles[0]));
+        let underlay = path.encapsulated.then(|| {
+            let underlay = UnderlayOf {
+                network: NETWORK.into(),
+                interface: 1,
+            };
+            add_uplink(&handles[0], Role::Underlay { underlay, queue: 0 }, None)
+        });
+        let kernel = path.tap.then(|| Kernel::new(&handles[0], path));
         Self {
             worker: workers.next().expect("at least one"),
             other: workers.next(),
             guests,
             underlay,
+            kernel,
             counters,
             _handles: handles,
         }
@@ -270,6 +298,9 @@ impl Rounds {
     pub fn play(&mut self, frames: usize) -> usize {
         if let Some(underlay) = &mut self.underlay {
             underlay.send(|_, _| ());
+        }
+        if let Some(kernel) = &self.kernel {
+            kernel.play(frames);
         }
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
@@ -325,23 +356,52 @@ fn with_remote(fdb: Fdb) -> Fdb {
     fdb.with_remotes(Arc::new(remotes), Arc::new(Vteps(vec![vtep])))
 }
 
-/// Adds a queue of the underlay to a worker.
-fn add_underlay(handle: &WorkerHandle) -> XdpWire {
-    let (queue, wire) = XdpWire::queue(CHUNKS as usize, Sends::PLAIN);
+/// Adds a queue of a network's uplink or underlay to a worker.
+fn add_uplink(handle: &WorkerHandle, role: Role, tap: Option<Tap>) -> XdpWire {
+    let (mut queue, wire) = XdpWire::queue(CHUNKS as usize, Sends::PLAIN);
+    queue.send_tap = tap.map(|tap| SendTap {
+        tap,
+        segments_udp: true,
+    });
     let origin = Origin {
         frame_limit: 1518,
         partial_checksums: false,
     };
     let lane = UplinkLane::new(queue, origin, Arc::default());
-    let role = Role::Underlay {
-        underlay: UnderlayOf {
-            network: NETWORK.into(),
-            interface: 1,
-        },
-        queue: 0,
-    };
     add(handle, LaneId(100), Box::new(lane), role);
     wire
+}
+
+impl Kernel {
+    /// Adds to a worker the lane that the uplink in tap mode has for this direction: the queue whose tap sends GSO
+    /// packets, or the tap that receives.
+    fn new(handle: &WorkerHandle, path: Path) -> Self {
+        let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
+        let (socket, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
+        let tap = Tap::new(tap);
+        let network = NETWORK.into();
+        if path.way == Way::FromGuest {
+            add_uplink(handle, Role::Uplink { network, queue: 0 }, Some(tap));
+        } else {
+            let lane = TapLane::new(tap, true, Arc::default()).expect("memory");
+            add(handle, LaneId(100), Box::new(lane), Role::UplinkTap { network });
+        }
+        Self {
+            socket,
+            frame: frames::from_guest(path.frames, 1, path.frame_bytes),
+            way: path.way,
+        }
+    }
+
+    /// Takes the frames of guests, and sends `frames` if it sends any.
+    fn play(&self, frames: usize) {
+        let mut room = [0; 16];
+        while rustix::io::read(&self.socket, &mut room).is_ok() {}
+        let sent = if self.way == Way::ToGuest { frames } else { 0 };
+        for _ in 0..sent {
+            rustix::io::write(&self.socket, &self.frame).expect("room");
+        }
+    }
 }
 
 impl Guest {
