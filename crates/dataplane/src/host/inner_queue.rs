@@ -17,16 +17,18 @@ use virtqueue::{
 
 /// Buffers that a queue has, and its entries.
 pub(crate) const BUFFERS: u16 = 256;
-/// Bytes of a buffer: a frame takes one, a GSO packet 17.
-pub(crate) const BUFFER_BYTES: u32 = 4096;
+/// Bytes of a buffer that receives frames: a frame takes one, a GSO packet 17.
+const BUFFER_BYTES: u32 = 4096;
 /// Bytes for the rings of a queue.
 const RING_BYTES: u64 = 1 << 16;
 /// Offset of `num_buffers` in the virtio-net header.
 const NUM_BUFFERS_AT: u64 = 10;
 /// More than a GSO packet with its tag.
 const FRAME_LIMIT: u32 = 65_550;
-/// Most buffers that a frame is in, with its header.
-pub(crate) const PARTS: usize = (FRAME_LIMIT + HEADER_BYTES).div_ceil(BUFFER_BYTES) as usize;
+/// Most buffers that a received frame is in, with its header.
+const PARTS: usize = (FRAME_LIMIT + HEADER_BYTES).div_ceil(BUFFER_BYTES) as usize;
+/// Bytes of the longest frame with its header, in whole pages.
+pub(crate) const LONGEST_BYTES: u32 = PARTS as u32 * BUFFER_BYTES;
 
 /// Why a queue could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +50,10 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// For this many buffers and queues.
-    pub(crate) fn new(buffers: u64, queues: u64) -> Result<Self, InnerQueueError> {
-        let len = buffers * u64::from(BUFFER_BYTES) + queues * RING_BYTES;
+    /// For a queue that receives frames, another one, and `longest` frames in that.
+    pub(crate) fn new(longest: u64) -> Result<Self, InnerQueueError> {
+        let received = u64::from(BUFFERS) * u64::from(BUFFER_BYTES);
+        let len = received + longest * u64::from(LONGEST_BYTES) + 2 * RING_BYTES;
         let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), len)])?);
         let regions = ram.regions()?;
         Ok(Self {
@@ -96,14 +99,6 @@ impl Memory {
         };
         Ok((vring, driver))
     }
-}
-
-/// How many frames of a queue the device's half has not finished. `parts_of`: by chain, its buffers.
-pub(crate) fn left_in(queue: &mut SplitDriver, parts_of: &mut [Vec<GuestAddr>]) -> u64 {
-    while let Some(used) = queue.take_used() {
-        parts_of[usize::from(used.head)].clear();
-    }
-    parts_of.iter().filter(|parts| !parts.is_empty()).count() as u64
 }
 
 /// The driver of a queue that receives frames.

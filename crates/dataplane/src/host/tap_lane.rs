@@ -24,7 +24,7 @@ use virtqueue::driver::{Buffer, GuestRam, SplitDriver};
 
 use crate::fdb::forwarding::Forwarding;
 use crate::guest::rx_queue::RxQueue;
-use crate::host::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
+use crate::host::inner_queue::{BUFFERS, InnerQueueError, LONGEST_BYTES, Memory, Received};
 use crate::host::to_tap::{ToTap, push};
 use crate::lane::limits::BATCH;
 use crate::lane::shared::{Shared, SharedGuard};
@@ -43,9 +43,6 @@ const QUIET: u64 = 8;
 /// See [`QUIET`].
 const READ_EACH: u64 = 8;
 
-/// Buffers to read into: one for each frame of a batch, plus those of the longest frame.
-const READ_INTO: usize = BATCH + PARTS;
-
 /// See the module's head.
 pub struct TapLane {
     lane: PortLane,
@@ -55,15 +52,10 @@ pub struct TapLane {
     counters: Arc<PairCounters>,
     /// The driver's side of the queue that frames from the tap are put into.
     from_tap: SplitDriver,
-    /// Free buffers to read into. The last one is used first.
+    /// Free buffers, each for the longest frame. The last one is used first: its memory is in the cache.
     free: Vec<GuestAddr>,
-    /// By chain of `from_tap`: its buffers.
-    parts_of: Vec<Vec<GuestAddr>>,
-    frame: Vec<Buffer>,
-    /// How many buffers the next frame takes, predicted from the last ones: each that is offered costs.
-    expected: usize,
-    /// The part of a frame for which no buffer was offered.
-    room: Box<[u8]>,
+    /// By chain of `from_tap`: its buffer.
+    buffer_of: Vec<GuestAddr>,
     /// Rounds in a row in which frames were written to the tap, and reading it was put off.
     put_off: u32,
     /// Rounds in a row in which no frame was written or read.
@@ -77,7 +69,7 @@ impl TapLane {
     /// The lane of this device. `segments_udp`: its kernel segments UDP GSO packets, too.
     /// Errors: [`InnerQueueError`].
     pub fn new(tap: Tap, segments_udp: bool, counters: Arc<PairCounters>) -> Result<Self, InnerQueueError> {
-        let memory = Memory::new(u64::from(BUFFERS) + READ_INTO as u64, 2)?;
+        let memory = Memory::new(BATCH as u64)?;
         let offloads = Offloads {
             guest_uso4: segments_udp,
             guest_uso6: segments_udp,
@@ -87,7 +79,7 @@ impl TapLane {
         let (from_guest, from_tap) = memory.queue(offloads)?;
         let pair = QueuePair { from_guest, to_guest };
         let tap = Arc::new(tap);
-        let free = (0..READ_INTO).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
+        let free = (0..BATCH).map(|_| memory.ram.alloc(LONGEST_BYTES.into(), 64));
         Ok(Self {
             lane: PortLane::of_tap(pair, Arc::clone(&counters)),
             from_tap,
@@ -104,10 +96,7 @@ impl TapLane {
             tap,
             ram: memory.ram,
             counters,
-            parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
-            frame: Vec::with_capacity(PARTS),
-            expected: 1,
-            room: vec![0; (PARTS - 1) * BUFFER_BYTES as usize].into(),
+            buffer_of: vec![GuestAddr(0); usize::from(BUFFERS)],
             put_off: 0,
             quiet: 0,
             is_gone: false,
@@ -118,13 +107,11 @@ impl TapLane {
     /// Reads frames from the tap into the queue; returns whether there were any.
     fn read(&mut self) -> bool {
         let mut any = false;
-        while !self.is_gone && self.free.len() >= PARTS {
+        while !self.is_gone
+            && let Some(&buffer) = self.free.last()
+        {
             let mut parts = Parts::new();
-            let offered = self.expected;
-            for &buffer in self.free.iter().rev().take(offered) {
-                push(&mut parts, &self.ram, Buffer::writable(buffer, BUFFER_BYTES));
-            }
-            parts.push_room(&mut self.room);
+            push(&mut parts, &self.ram, Buffer::writable(buffer, LONGEST_BYTES));
             let bytes = match self.tap.read(&parts) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -137,9 +124,12 @@ impl TapLane {
             if bytes <= HEADER_BYTES as usize {
                 break;
             }
-            self.take(bytes, offered);
-            let buffers = self.frame.len();
-            self.expected = buffers.max(self.expected - self.expected.div_ceil(4));
+            let len = LONGEST_BYTES.min(bytes as u32);
+            // There are more descriptors than buffers.
+            if let Some(chain) = self.from_tap.add(&[Buffer::readable(buffer, len)]) {
+                self.buffer_of[usize::from(chain)] = buffer;
+                self.free.pop();
+            }
             any = true;
         }
         if any {
@@ -155,36 +145,10 @@ impl TapLane {
         self.put_off == 0 && (self.has_frames || is_due)
     }
 
-    /// Puts a frame into the queue, which was read with its header: `bytes` in all, into the next `offered` buffers and
-    /// then into `room`.
-    fn take(&mut self, bytes: usize, offered: usize) {
-        self.frame.clear();
-        let mut beyond = self.room.chunks(BUFFER_BYTES as usize);
-        let mut left = bytes.min(PARTS * BUFFER_BYTES as usize) as u32;
-        while left > 0
-            && let Some(buffer) = self.free.pop()
-        {
-            let len = left.min(BUFFER_BYTES);
-            if self.frame.len() >= offered
-                && let Some(part) = beyond.next()
-            {
-                self.ram.write(buffer, &part[..len as usize]);
-            }
-            self.frame.push(Buffer::readable(buffer, len));
-            left -= len;
-        }
-        // There are more descriptors than buffers.
-        if let Some(chain) = self.from_tap.add(&self.frame) {
-            let parts = self.frame.iter().map(|part| part.addr);
-            self.parts_of[usize::from(chain)].extend(parts);
-        }
-    }
-
     /// Takes back the buffers of frames that are delivered or dropped.
     fn take_back(&mut self) {
         while let Some(used) = self.from_tap.take_used() {
-            let parts = &mut self.parts_of[usize::from(used.head)];
-            self.free.extend(parts.drain(..).rev());
+            self.free.push(self.buffer_of[usize::from(used.head)]);
         }
     }
 }
@@ -205,7 +169,7 @@ impl Lane for TapLane {
             true => 0,
             false => self.quiet + 1,
         };
-        if self.free.len() == READ_INTO && self.lane.is_idle() {
+        if self.free.len() == BATCH && self.lane.is_idle() {
             return Ok(written);
         }
         let moved = self.lane.poll(siblings)?;
@@ -215,7 +179,7 @@ impl Lane for TapLane {
 
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         // While all buffers are in use there is nothing to read into: the tap is read when some are back.
-        let is_next = self.has_frames && self.free.len() >= PARTS;
+        let is_next = self.has_frames && !self.free.is_empty();
         let has_waiting = |mut to_tap: SharedGuard<'_, ToTap>| to_tap.waiting.driver.enable_calls();
         match self.to_tap.lock().is_some_and(has_waiting) || is_next {
             true => Work::Now,
@@ -272,8 +236,9 @@ impl Lane for TapLane {
         if let Some(mut to_tap) = self.to_tap.take() {
             to_tap.write_waiting();
         }
-        let left = left_in(&mut self.from_tap, &mut self.parts_of);
-        self.counters.from_guest_queue_stopped.add(left);
+        self.take_back();
+        let left = BATCH - self.free.len();
+        self.counters.from_guest_queue_stopped.add(left as u64);
         Box::new(self.lane).stop()
     }
 }

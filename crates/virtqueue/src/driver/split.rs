@@ -1,6 +1,5 @@
 //! The driver of one split virtqueue (VirtIO 1.3, 2.7.13 and 2.7.14).
 
-use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -70,10 +69,15 @@ pub struct Used {
 #[derive(Debug)]
 pub struct SplitDriver {
     ring: DriverRing,
-    /// Free descriptors, taken from the front; with in-order they are returned at the end and so stay in ring order.
-    free: VecDeque<u16>,
-    /// For the head of each chain in flight: its descriptors.
-    taken: Vec<Vec<u16>>,
+    /// By descriptor: the next one of its chain, or of the list of free ones.
+    next: Vec<u16>,
+    /// By descriptor: how many descriptors the chain has whose head it is.
+    lengths: Vec<u16>,
+    /// How many descriptors are free, and the first and the last one of their list. Chains are taken from the front;
+    /// with in-order they are returned at the end and so stay in ring order.
+    free: u16,
+    first_free: u16,
+    last_free: u16,
     avail_idx: u16,
     avail_published: u16,
     used_idx: u16,
@@ -98,8 +102,11 @@ impl SplitDriver {
         let (entries, shape) = (size.get(), RingShape::new(RingFormat::Split, size));
         Ok(Self {
             ring: DriverRing::new(ram, shape, features)?,
-            free: (0..entries).collect(),
-            taken: vec![Vec::new(); usize::from(entries)],
+            next: (1..=entries).collect(),
+            lengths: vec![0; usize::from(entries)],
+            free: entries,
+            first_free: 0,
+            last_free: entries - 1,
             avail_idx: 0,
             avail_published: 0,
             used_idx: 0,
@@ -114,24 +121,26 @@ impl SplitDriver {
     /// If there is no buffer.
     pub fn add(&mut self, buffers: &[Buffer]) -> Option<u16> {
         assert!(!buffers.is_empty(), "a chain has at least one buffer");
-        if self.free.len() < buffers.len() {
-            return None;
-        }
-        let head = self.free[0];
-        let mut indices = std::mem::take(&mut self.taken[usize::from(head)]);
-        indices.extend(self.free.drain(..buffers.len()));
+        let count = u16::try_from(buffers.len()).ok().filter(|&count| count <= self.free)?;
+        let mut index = self.first_free;
         for (i, buffer) in buffers.iter().enumerate() {
-            self.write_descriptor(indices[i], buffer.descriptor(indices.get(i + 1).copied()));
+            let next = self.next[usize::from(index)];
+            let is_last = i + 1 == buffers.len();
+            self.write_descriptor(index, buffer.descriptor((!is_last).then_some(next)));
+            index = next;
         }
-        self.taken[usize::from(head)] = indices;
-        self.push_avail(head);
-        Some(head)
+        Some(self.push_avail(count, index))
     }
 
-    fn push_avail(&mut self, head: u16) {
+    /// Makes the first `count` free descriptors a chain, of which `first_free` is not. Returns its head.
+    fn push_avail(&mut self, count: u16, first_free: u16) -> u16 {
+        let head = std::mem::replace(&mut self.first_free, first_free);
+        self.lengths[usize::from(head)] = count;
+        self.free -= count;
         self.set_avail_entry(self.avail_idx, head);
         self.avail_idx = self.avail_idx.wrapping_add(1);
         self.ring.order.push_back(head);
+        head
     }
 
     /// Makes all added chains visible with one store of avail.idx. Returns whether the device wants a kick.
@@ -162,14 +171,18 @@ impl SplitDriver {
 
     fn release(&mut self, head: u16) {
         self.ring.came_back(head);
-        let indices = self.taken[usize::from(head)].drain(..);
-        if self.ring.features.in_order {
-            self.free.extend(indices);
+        let count = std::mem::take(&mut self.lengths[usize::from(head)]);
+        let last = (1..count).fold(head, |index, _| self.next[usize::from(index)]);
+        if self.free == 0 {
+            (self.first_free, self.last_free) = (head, last);
+        } else if self.ring.features.in_order {
+            self.next[usize::from(self.last_free)] = head;
+            self.last_free = last;
         } else {
-            for index in indices.rev() {
-                self.free.push_front(index);
-            }
+            self.next[usize::from(last)] = self.first_free;
+            self.first_free = head;
         }
+        self.free += count;
     }
 
     /// Asks for a call with the next chain that the device returns. `true`: it has returned one already.

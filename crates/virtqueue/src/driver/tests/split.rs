@@ -20,7 +20,7 @@ impl SplitDriver {
 
     /// Descriptors that are free.
     pub fn free_descriptors(&self) -> usize {
-        self.free.len()
+        self.free.into()
     }
 
     /// As [`add`](Self::add), with an indirect table: one descriptor of the ring, however many buffers.
@@ -29,7 +29,10 @@ impl SplitDriver {
     /// If there is no buffer, or no memory for a table.
     pub fn add_indirect(&mut self, buffers: &[Buffer]) -> Option<u16> {
         assert!(!buffers.is_empty(), "a chain has at least one buffer");
-        let head = self.free.pop_front()?;
+        if self.free == 0 {
+            return None;
+        }
+        let head = self.first_free;
         let table = self.ring.table(head, buffers.len());
         for (i, buffer) in buffers.iter().enumerate() {
             let next = (i + 1 < buffers.len()).then_some(i as u16 + 1);
@@ -45,9 +48,7 @@ impl SplitDriver {
                 next: 0,
             },
         );
-        self.taken[usize::from(head)].push(head);
-        self.push_avail(head);
-        Some(head)
+        Some(self.push_avail(1, self.next[usize::from(head)]))
     }
 
     /// Writes entry `index` of a table in guest memory, unchecked.
