@@ -439,10 +439,22 @@ impl<'a> Delivery<'a> {
     /// Whether a frame of `len` bytes fits, including buffers posted meanwhile. Counts a frame that does not.
     #[inline]
     pub(crate) fn fit(&mut self, len: u32) -> Result<Fit, Fault> {
-        if len <= self.room_for_frame() || (self.fetch_more()? && len <= self.room_for_frame()) {
+        if len <= self.room_for_frame() || self.fetch_for(len)? {
             return Ok(Fit::Now);
         }
         Ok(self.misfit())
+    }
+
+    /// Fetches buffers for a frame of `len` bytes, which those in hand do not hold; returns whether it fits then.
+    fn fetch_for(&mut self, len: u32) -> Result<bool, Fault> {
+        // Buffers of a guest mostly have one length: no more of them are taken than the frame needs.
+        let buffer_bytes = self.chains.buffers.last().map_or(0, |buffer| buffer.len);
+        let wanted = len.saturating_add(self.vring.guest.header_bytes);
+        let wanted = wanted.checked_div(buffer_bytes).map_or(BATCH, |whole| whole as usize + 1);
+        if wanted < BATCH && (self.next > 0 || self.asked < wanted) && self.read < DESCRIPTORS {
+            self.fetch(wanted)?;
+        }
+        Ok(len <= self.room_for_frame() || (self.fetch_more()? && len <= self.room_for_frame()))
     }
 
     /// Whether a frame that does not fit the unused buffers will fit later; counted in both cases. It will never fit
