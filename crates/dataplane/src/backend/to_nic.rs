@@ -38,11 +38,11 @@ use crate::frame::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use crate::frame::segmenter::Segmenter;
 use crate::guest::from_guest::{Budget, Put, Sink, Tally};
 use crate::guest::guest_frame::GuestFrame;
-use crate::host::tap_frame::{parts_of, tap_header};
+use crate::host::tap_frame::{push_frame, tap_header};
 use crate::lane::limits::SEGMENTS;
 use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
-use crate::nic::tap::SendTap;
+use crate::nic::tap::{Parts, SendTap};
 use crate::policy::bucket::Ticks;
 
 /// The longest frame with the headers of a tunnel, whose lengths have 16 bits.
@@ -574,9 +574,13 @@ impl<'a, N: Nic> NicSink<'a, N> {
             };
         }
         let header = tap_header(frame);
-        let (Some(send_tap), Some(parts)) = (&self.queue.send_tap, parts_of(&header, frame)) else {
+        let mut parts = Parts::new();
+        let Some(send_tap) = &self.queue.send_tap else {
             return ByTap::Refused;
         };
+        if !push_frame(&mut parts, &header, frame) {
+            return ByTap::Refused;
+        }
         match send_tap.tap.write(&parts) {
             Ok(()) => {
                 self.transmit.has_waited = false;

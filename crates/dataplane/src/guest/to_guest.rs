@@ -450,7 +450,9 @@ impl<'a> Delivery<'a> {
         // Buffers of a guest mostly have one length: no more of them are taken than the frame needs.
         let buffer_bytes = self.chains.buffers.last().map_or(0, |buffer| buffer.len);
         let wanted = len.saturating_add(self.vring.guest.header_bytes);
-        let wanted = wanted.checked_div(buffer_bytes).map_or(BATCH, |whole| whole as usize + 1);
+        let wanted = wanted
+            .checked_div(buffer_bytes)
+            .map_or(BATCH, |whole| whole as usize + 1);
         if wanted < BATCH && (self.next > 0 || self.asked < wanted) && self.read < DESCRIPTORS {
             self.fetch(wanted)?;
         }

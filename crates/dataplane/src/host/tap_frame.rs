@@ -20,20 +20,21 @@ pub(crate) fn tap_header(frame: GuestFrame<'_>) -> [u8; HEADER_BYTES as usize] {
     header
 }
 
-/// The parts of a write to a tap: header, checked head, and the rest in guest memory; `None`: the frame has too many
-/// pieces.
-pub(crate) fn parts_of<'a>(header: &'a [u8], frame: GuestFrame<'a>) -> Option<Parts<'a>> {
-    let mut parts = Parts::new();
+/// Adds the parts of a write to a tap: header, checked head, and the rest in guest memory; false: the frame has too many
+/// pieces. They are not returned, because they would be copied: there is room for many.
+pub(crate) fn push_frame<'a>(parts: &mut Parts<'a>, header: &'a [u8], frame: GuestFrame<'a>) -> bool {
     let is_there = parts.push_bytes(header) && (frame.head.is_empty() || parts.push_bytes(frame.head));
     let head = frame.head.len() as u32;
     let mut place = frame.place_of(head);
     let mut left = frame.sending.len.saturating_sub(head);
     while left > 0 {
-        let Piece { offset, len } = place.next(frame.buffers, left)?;
+        let Some(Piece { offset, len }) = place.next(frame.buffers, left) else {
+            return false;
+        };
         if !parts.push(frame.memory, offset, len as usize) {
-            return None;
+            return false;
         }
         left -= len;
     }
-    is_there.then_some(parts)
+    is_there
 }

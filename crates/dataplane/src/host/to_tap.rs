@@ -17,7 +17,7 @@ use virtqueue::driver::{Buffer, GuestRam};
 use crate::frame::gso::GsoPacket;
 use crate::guest::guest_frame::GuestFrame;
 use crate::host::inner_queue::Received;
-use crate::host::tap_frame::{parts_of, tap_header};
+use crate::host::tap_frame::{push_frame, tap_header};
 use crate::nic::tap::{Parts, Tap};
 
 /// Most segments of a GSO packet that is written whole, for TCP and for UDP: the kernel rejects UDP packets with more
@@ -93,9 +93,10 @@ impl ToTap {
 
     fn put_as_it_is(&mut self, frame: GuestFrame<'_>) -> TapPut {
         let header = tap_header(frame);
-        let Some(parts) = parts_of(&header, frame) else {
+        let mut parts = Parts::new();
+        if !push_frame(&mut parts, &header, frame) {
             return TapPut::Queue;
-        };
+        }
         self.write_waiting();
         if self.write(&parts) {
             meter::count_delivered(1);

@@ -121,7 +121,9 @@ impl SplitDriver {
     /// If there is no buffer.
     pub fn add(&mut self, buffers: &[Buffer]) -> Option<u16> {
         assert!(!buffers.is_empty(), "a chain has at least one buffer");
-        let count = u16::try_from(buffers.len()).ok().filter(|&count| count <= self.free)?;
+        let count = u16::try_from(buffers.len())
+            .ok()
+            .filter(|&count| count <= self.free)?;
         let mut index = self.first_free;
         for (i, buffer) in buffers.iter().enumerate() {
             let next = self.next[usize::from(index)];
