@@ -1,9 +1,8 @@
 //! Where frames of a network go from one worker: the FDB, and the lanes of this worker and of others.
 //!
-//! A worker rebuilds it each time its lanes change, and sets it on all lanes of the network
-//! ([`crate::lane::Lane::set_forwarding`]).
+//! A worker rebuilds it when lanes of the network begin, end, or begin or cease to receive, and sets it on all its lanes
+//! of the network ([`crate::lane::Lane::set_forwarding`]). Its variants share the tables of ports.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::fdb::flows::{Flow, Flows};
@@ -15,12 +14,12 @@ use crate::lane::lane_id::{LaneId, SlotAt};
 pub struct Forwarding {
     /// Addresses of ports.
     pub(crate) fdb: Arc<Fdb>,
-    /// By port number: the lanes of its pairs that receive, in the order of the pairs.
-    guests: Vec<Vec<LaneRef>>,
+    /// By port number.
+    ports: Arc<[PortLanes]>,
     /// Ports that receive.
-    present: Vec<PortNumber>,
+    present: Arc<[PortNumber]>,
     /// Those of `present` that get copies of frames for other ports.
-    promiscuous: Vec<PortNumber>,
+    promiscuous: Arc<[PortNumber]>,
     /// Lanes of queues of the uplink: those of this worker, or those of all others if it has none.
     pub(crate) uplinks: Vec<SlotAt>,
     /// The same of the underlay.
@@ -29,8 +28,15 @@ pub struct Forwarding {
     pub(crate) host: Option<LaneRef>,
     /// Lane of the uplink's tap, in tap mode.
     pub(crate) wire: Option<LaneRef>,
-    /// Ports with a guest, on any worker, that may be disabled.
-    attached: BTreeSet<PortNumber>,
+}
+
+/// The lanes of a port.
+#[derive(Clone, Default)]
+struct PortLanes {
+    /// Those of its pairs that receive, in the order of the pairs.
+    lanes: Vec<LaneRef>,
+    /// It has a guest, on any worker, that may be disabled.
+    is_attached: bool,
 }
 
 /// A lane of a port.
@@ -42,34 +48,35 @@ pub(crate) struct LaneRef {
     pub(crate) pair: u16,
     /// It is on another worker.
     pub(crate) is_remote: bool,
+    /// How often what lanes remember of its guest has changed ([`crate::worker::slots::Slot::shown`]).
+    pub(crate) changes: u32,
 }
 
 impl Forwarding {
-    pub(crate) fn new(fdb: Arc<Fdb>) -> Self {
+    /// With these lanes of ports, in the order of ports and pairs, and whether each receives.
+    pub(crate) fn new(fdb: Arc<Fdb>, lanes: &[(PortNumber, LaneRef, bool)]) -> Self {
+        let last = lanes.last().map(|(port, ..)| usize::from(port.0));
+        let mut ports = vec![PortLanes::default(); last.map_or(0, |last| last + 1)];
+        let mut present = Vec::with_capacity(lanes.len());
+        for &(port, guest, receives) in lanes {
+            let its = &mut ports[usize::from(port.0)];
+            its.is_attached = true;
+            if receives {
+                if its.lanes.is_empty() {
+                    present.push(port);
+                }
+                its.lanes.push(guest);
+            }
+        }
+        let is_promiscuous =
+            |port: &&PortNumber| fdb.port(**port).is_some_and(|port| port.options.promiscuous);
         Self {
+            ports: ports.into(),
+            promiscuous: present.iter().filter(is_promiscuous).copied().collect(),
+            present: present.into(),
             fdb,
             ..Self::default()
         }
-    }
-
-    /// Adds a lane of a port, which receives. The caller adds lanes in the order of their pairs.
-    pub(crate) fn add(&mut self, port: PortNumber, guest: LaneRef) {
-        let at = usize::from(port.0);
-        if self.guests.len() <= at {
-            self.guests.resize(at + 1, Vec::new());
-        }
-        if self.guests[at].is_empty() {
-            self.present.push(port);
-            if self.fdb.port(port).is_some_and(|port| port.options.promiscuous) {
-                self.promiscuous.push(port);
-            }
-        }
-        self.guests[at].push(guest);
-    }
-
-    /// Records that a port has a guest, which may be disabled.
-    pub(crate) fn attach(&mut self, port: PortNumber) {
-        self.attached.insert(port);
     }
 
     /// The state for frames from the host: they do not return to it, and the kernel encapsulates them.
@@ -94,7 +101,8 @@ impl Forwarding {
 
     /// Whether a port has no guest on any worker.
     pub(crate) fn is_absent(&self, port: PortNumber) -> bool {
-        !self.attached.contains(&port)
+        let its = self.ports.get(usize::from(port.0));
+        its.is_none_or(|its| !its.is_attached)
     }
 
     /// Whether a port with a guest on some worker has this address: a multicast frame from outside with that source is
@@ -108,7 +116,7 @@ impl Forwarding {
     /// The lanes of a port that receive.
     #[inline]
     pub(crate) fn lanes(&self, port: PortNumber) -> &[LaneRef] {
-        self.guests.get(usize::from(port.0)).map_or(&[], Vec::as_slice)
+        self.ports.get(usize::from(port.0)).map_or(&[], |its| &its.lanes)
     }
 
     /// Which of a port's lanes takes frames of a flow; `None`: it has none.

@@ -33,6 +33,7 @@ use crate::lane::role::Role;
 use crate::lane::{Lane, LaneId};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Sends;
+use crate::policy::rate_limit::PortLimits;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
 use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
@@ -43,6 +44,7 @@ use crate::worker::slots::{Lanes, Slot};
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
+use model::rates::{PortRates, Rate, Rates};
 
 #[path = "network_attacks_tests.rs"]
 mod attacks;
@@ -233,7 +235,9 @@ impl World {
         wire
     }
 
+    /// After a change of lanes or of their guests.
     pub(crate) fn rebuild_forwarding(&mut self) {
+        self.lanes.slots.iter_mut().for_each(|slot| _ = slot.refresh());
         self.lanes.rebuild_forwarding();
     }
 
@@ -558,4 +562,37 @@ fn idle_guest_is_not_polled_until_frames_arrive_for_it() {
     world.poll();
     assert!(!world.lanes.slots[1].is_idle);
     assert_eq!(world.ports[1].got().len(), 1);
+}
+
+/// It would wake their lanes: so of a thousand idle guests none costs anything when another one comes.
+#[test]
+fn uplink_asks_only_guests_that_are_new_or_have_changed() {
+    let mut world = World::new(&[8; 10]).with_uplink(256);
+    let uplink = 10;
+    let asked = |world: &mut World| {
+        world.lanes.awake.clear();
+        world.lanes.slots[..uplink]
+            .iter_mut()
+            .for_each(|slot| slot.is_idle = true);
+        world.rebuild_forwarding();
+        world.lanes.poll(uplink);
+        std::mem::take(&mut world.lanes.awake)
+    };
+    assert_eq!(asked(&mut world).len(), 10);
+    assert!(asked(&mut world).is_empty());
+    world.add_pair(10, 0, Offloads::NONE);
+    world.lanes.slots[11].is_idle = true;
+    assert_eq!(asked(&mut world), [11]);
+    let limits = PortLimits::new(PortRates {
+        to_guest: Rates {
+            bits: Some(Rate {
+                per_second: 1,
+                burst: 1,
+            }),
+            packets: None,
+        },
+        ..PortRates::default()
+    });
+    world.lanes.slots[3].lane.set_limits(&limits);
+    assert_eq!(asked(&mut world), [3]);
 }

@@ -360,7 +360,7 @@ fn frames_that_come_back_allocate_nothing() {
         };
         let fdb = Fdb::new(vec![Some(port)]);
         let mut lane = PortLane::new(pair, Arc::default(), (PortNumber(0), 0));
-        lane.set_forwarding(&Arc::new(Forwarding::new(Arc::new(fdb))));
+        lane.set_forwarding(&Arc::new(Forwarding::new(Arc::new(fdb), &[])));
         if is_filtered {
             drop(lane.set_filter(filter(true)));
         }

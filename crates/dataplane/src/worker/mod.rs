@@ -103,12 +103,12 @@ pub(crate) enum Command {
     Add(LaneId, NewLane, Arc<LaneCounted>),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
-    /// Change this lane, between two rounds. The answer: other workers have to know ([`Slot::shown`]).
+    /// Change this lane, between two rounds. The answer: other workers have to know ([`Slot::refresh`]).
     Change(LaneId, Change, Sender<bool>),
     /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
     /// A change of a network's lanes of other workers; answered once it is in effect.
-    Spread(Arc<str>, LanesChange, Sender<usize>),
+    Spread(LanesChange, Sender<usize>),
     /// A lane of another worker has left frames in this lane that only this worker delivers.
     Wake(LaneId),
     /// A lane of another worker has found a fault of this lane's guest.
@@ -408,7 +408,7 @@ impl Worker {
                 stopwatch.lap(Instant::now(), counted, taken != before || polled.frames > 0);
             }
             if polled.left {
-                self.rebuild_forwarding();
+                self.lanes.rebuild_forwarding();
             }
         }
         self.moved = self.moved.saturating_add(moved);
@@ -418,17 +418,6 @@ impl Worker {
             stopwatch.stop(&self.counters.counted);
         }
         moved > 0
-    }
-
-    /// Recomputes which lanes get frames from which.
-    fn rebuild_forwarding(&mut self) {
-        debug_assert!(
-            self.lanes.slots.is_sorted_by_key(|slot| slot.id),
-            "place_of needs lanes sorted by id"
-        );
-        self.lanes.rebuild_forwarding();
-        self.sleeping.forget(&mut self.lanes, &self.progress);
-        self.count_awake();
     }
 
     /// Collects the lanes to poll.
@@ -441,7 +430,6 @@ impl Worker {
             .enumerate()
             .filter(|(_, slot)| !slot.is_idle);
         self.lanes.awake.extend(awake.map(|(at, _)| at));
-        self.shift();
     }
 
     /// Makes a random lane the first one of the round, since the first one gets most of a scarce resource: room in a
@@ -526,29 +514,25 @@ impl Worker {
                     is_stale = true;
                 }
                 Ok(Command::Remove(id, answer)) => {
-                    let slot = self.place_of(id).map(|at| self.lanes.slots.remove(at));
+                    let lane = self.place_of(id).map(|at| self.remove(at));
                     is_stale = true;
-                    let _ = answer.send(slot.map(|mut slot| {
-                        slot.check_calls();
-                        slot.unwatch_fds(&self.epoll);
-                        slot.unwatch_nic(&self.epoll);
-                        slot.lane
-                    }));
+                    let _ = answer.send(lane);
                 }
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
                     let mut is_shown = false;
                     if let Some(at) = self.place_of(id) {
-                        if is_stale {
+                        if std::mem::take(&mut is_stale) {
                             // The change may send a frame.
-                            self.rebuild_forwarding();
+                            self.lanes.rebuild_forwarding();
                         }
-                        self.lanes.slots[at].wake();
+                        if self.lanes.slots[at].wake() {
+                            self.lanes.awake.push(at);
+                        }
                         self.lanes.slots[at].unwatch_nic(&self.epoll);
-                        let before = self.lanes.slots[at].shown();
-                        self.lanes.change(at, change);
-                        is_shown = self.lanes.slots[at].shown() != before;
-                        is_stale = true;
+                        let others_left = self.lanes.change(at, change);
+                        is_shown = self.lanes.slots[at].refresh();
+                        is_stale = is_shown || others_left;
                     }
                     let _ = done.send(is_shown);
                 }
@@ -556,13 +540,8 @@ impl Worker {
                     self.lanes.fdbs.insert(network, fdb);
                     is_stale = true;
                 }
-                Ok(Command::Spread(network, change, done)) => {
-                    let lanes = self.lanes.spreads.entry(network).or_default();
-                    match change {
-                        LanesChange::Add(lane) => lanes.push(lane),
-                        LanesChange::Remove(id) => lanes.retain(|lane| lane.id != id),
-                        LanesChange::Refresh => {}
-                    }
+                Ok(Command::Spread(change, done)) => {
+                    self.lanes.change_remote(change);
                     is_stale = true;
                     answers.push(done);
                 }
@@ -585,7 +564,8 @@ impl Worker {
             }
         };
         if is_stale {
-            self.rebuild_forwarding();
+            self.lanes.rebuild_forwarding();
+            self.shift();
         }
         let number = self.lanes.number;
         answers.into_iter().for_each(|done| _ = done.send(number));
@@ -598,8 +578,24 @@ impl Worker {
         let mut slot = Slot::new(id, new);
         slot.counted = counted;
         slot.watch_fds(&self.epoll);
-        let at = self.lanes.slots.partition_point(|other| other.id < id);
-        self.lanes.slots.insert(at, slot);
+        let Lanes { slots, awake, .. } = &mut self.lanes;
+        debug_assert!(
+            slots.last().is_none_or(|last| last.id < id),
+            "place_of needs lanes sorted by id"
+        );
+        awake.push(slots.len());
+        slots.push(slot);
+    }
+
+    /// Removes the lane at an index: those of later lanes change.
+    fn remove(&mut self, at: usize) -> Box<dyn Lane> {
+        self.sleeping.forget(&mut self.lanes, &self.progress);
+        let mut slot = self.lanes.slots.remove(at);
+        slot.check_calls();
+        slot.unwatch_fds(&self.epoll);
+        slot.unwatch_nic(&self.epoll);
+        self.count_awake();
+        slot.lane
     }
 }
 

@@ -1,6 +1,6 @@
 //! The lanes of a worker: the state that the worker keeps for each of them, and how they reach each other.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,9 +14,8 @@ use crate::host::to_tap::ToTap;
 use crate::lane::new_lane::{NewLane, OnFault};
 use crate::lane::role::Role;
 use crate::lane::shared::{Busy, Shared, SharedGuard};
-use crate::lane::spread::SharedLane;
+use crate::lane::spread::{LanesChange, SharedLane};
 use crate::lane::{Lane, LaneId, Siblings, SlotAt, Uplink, Work};
-use crate::policy::rate_limit::RateLimit;
 use crate::worker::moderation::Share;
 use crate::worker::statistics::LaneCounted;
 use device::pair::Fault;
@@ -57,6 +56,20 @@ pub(crate) struct Slot {
     pub(crate) asleep_since: Option<u32>,
     /// The worker's epoll set has its NIC.
     is_nic_watched: bool,
+    /// What others remember of its guest.
+    shown: Shown,
+    /// How often that has changed.
+    pub(crate) changes: u32,
+}
+
+/// What other lanes remember of a lane's guest, instead of asking each time.
+#[derive(Default, PartialEq)]
+struct Shown {
+    receives: bool,
+    /// Rules decide about its frames.
+    is_filtered: bool,
+    /// The address of its rate limit.
+    limit: Option<usize>,
 }
 
 /// Result of a poll of one lane.
@@ -69,7 +82,7 @@ pub(crate) struct Polled {
 
 impl Slot {
     pub(crate) fn new(id: LaneId, new: NewLane) -> Self {
-        Self {
+        let mut slot = Self {
             id,
             lane: new.lane,
             role: new.role,
@@ -84,7 +97,29 @@ impl Slot {
             is_quiet: false,
             asleep_since: None,
             is_nic_watched: false,
-        }
+            shown: Shown::default(),
+            changes: 0,
+        };
+        slot.refresh();
+        slot
+    }
+
+    /// Looks at its guest again; returns whether others have to know of a change.
+    pub(crate) fn refresh(&mut self) -> bool {
+        let receives = self.lane.receives();
+        let rx = self.lane.rx().and_then(Shared::lock);
+        let shown = Shown {
+            receives,
+            is_filtered: rx.as_ref().is_some_and(|rx| rx.filter.is_some()),
+            limit: rx
+                .as_ref()
+                .and_then(|rx| Some(Arc::as_ptr(rx.limit.as_ref()?).addr())),
+        };
+        drop(rx);
+        let has_changed = shown != self.shown;
+        self.shown = shown;
+        self.changes = self.changes.wrapping_add(u32::from(has_changed));
+        has_changed
     }
 
     /// Ends its idle time because there is work: it is polled again. Returns whether it was idle.
@@ -116,15 +151,7 @@ impl Slot {
 
     /// Whether its guest receives frames, and it is in the rounds.
     fn receives(&self) -> bool {
-        self.is_in_rounds() && self.lane.receives()
-    }
-
-    /// What lanes of other workers know of its guest without asking each time: whether it receives, whether rules decide
-    /// about its frames, and its rate limit.
-    pub(crate) fn shown(&self) -> Option<(bool, bool, Option<*const RateLimit>)> {
-        let rx = self.lane.rx()?.lock()?;
-        let limit = rx.limit.as_ref().map(Arc::as_ptr);
-        Some((rx.vring.enabled, rx.filter.is_some(), limit))
+        self.is_in_rounds() && self.shown.receives
     }
 
     /// Shows the lane's descriptors for the worker's epoll set, each with its event data.
@@ -215,9 +242,7 @@ pub(crate) struct Lanes {
     pub(crate) awake: Vec<usize>,
     /// By network: its FDB.
     pub(crate) fdbs: HashMap<Arc<str>, Arc<Fdb>>,
-    /// By network: its lanes of other workers.
-    pub(crate) spreads: HashMap<Arc<str>, Vec<SharedLane>>,
-    /// Lanes of other workers. In the forwarding state their indices follow those of the worker's own lanes.
+    /// Networks' lanes of other workers. In the forwarding state their indices follow those of the worker's own lanes.
     pub(crate) remote: Vec<SharedLane>,
 }
 
@@ -286,47 +311,41 @@ impl Lanes {
         Some(slot.lane.enable_notifications(&mut others))
     }
 
-    /// Changes the lane at an index.
-    pub(crate) fn change(&mut self, at: usize, change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings)) {
+    /// Changes the lane at an index; returns whether another one left the rounds.
+    pub(crate) fn change(
+        &mut self,
+        at: usize,
+        change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings),
+    ) -> bool {
         let (slot, mut others) = Others::around(self, at);
         change(&mut *slot.lane, &mut others);
+        others.left
     }
 
-    /// Recomputes the lanes' targets and the networks' forwarding state.
+    /// Applies a change of the lanes of other workers.
+    pub(crate) fn change_remote(&mut self, change: LanesChange) {
+        match change {
+            LanesChange::Add(lane) => self.remote.push(lane),
+            LanesChange::Remove(id) => self.remote.retain(|lane| lane.id != id),
+            LanesChange::Refresh(id) => {
+                let lane = self.remote.iter_mut().find(|lane| lane.id == id);
+                lane.into_iter().for_each(SharedLane::refresh);
+            }
+        }
+    }
+
+    /// Recomputes the lanes' targets and the networks' forwarding state. It visits each lane, but none of their guests.
     #[cold]
     pub(crate) fn rebuild_forwarding(&mut self) {
-        // Lanes of networks neither have targets nor are any.
-        let receivers = self.slots.iter().enumerate();
-        let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
-        let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
-        for slot in self.slots.iter_mut().filter(|slot| slot.role.network().is_none()) {
-            let wanted = slot.role.targets(slot.lane.receives());
-            let mut wanted = wanted.iter().flatten();
-            slot.target = wanted.find_map(|role| receivers.get(role).copied());
-        }
-        let own = self.slots.iter().filter_map(|slot| slot.role.network().cloned());
-        let mut networks: BTreeSet<_> = own.collect();
-        // Their frames arrive here.
-        let sharing = self.fdbs.iter().filter(|(_, fdb)| {
-            let underlay = fdb.shares.as_ref().map(|(underlay, _)| underlay);
-            let mut slots = self.slots.iter();
-            underlay.is_some() && slots.any(|slot| slot.role.underlay() == underlay)
-        });
-        networks.extend(sharing.map(|(network, _)| Arc::clone(network)));
+        self.find_targets();
         let mut sharing: HashMap<_, Vec<_>> = HashMap::new();
-        self.remote.clear();
-        for network in networks {
-            let fdb = self.fdbs.get(&network).cloned().unwrap_or_default();
-            let all = Arc::new(self.forwarding_of(&network, fdb));
+        for (own, all) in self.forwardings() {
             if let Some((underlay, number)) = &all.fdb.shares {
                 let its = sharing.entry(underlay.clone()).or_default();
                 its.push((*number, Arc::clone(&all)));
             }
-            for slot in self
-                .slots
-                .iter_mut()
-                .filter(|slot| slot.role.network() == Some(&network))
-            {
+            for at in own {
+                let slot = &mut self.slots[at];
                 match &slot.role {
                     Role::Host { .. } => slot.lane.set_forwarding(&Arc::new(all.without_host())),
                     Role::UplinkTap { .. } => slot.lane.set_forwarding(&Arc::new(all.without_ways_out())),
@@ -342,55 +361,59 @@ impl Lanes {
         }
     }
 
-    /// The forwarding state of a network. Adds the network's lanes on other workers to [`Self::remote`].
-    fn forwarding_of(&mut self, network: &Arc<str>, fdb: Arc<Fdb>) -> Forwarding {
-        let first = self.remote.len();
-        let shares = fdb.shares.clone();
-        let underlay = shares.as_ref().map(|(underlay, _)| underlay);
-        let owner = underlay.map(|underlay| &underlay.network);
-        // The network's lanes, and those of an underlay that it shares.
-        let is_its = |role: &Role| {
-            role.network() == Some(network) || underlay.is_some() && role.underlay() == underlay
-        };
-        for spread in [Some(network), owner].into_iter().flatten() {
-            let lanes = self.spreads.get(spread).into_iter().flatten();
-            self.remote
-                .extend(lanes.filter(|lane| is_its(&lane.role)).cloned());
+    /// Sets the lanes' targets. Lanes of networks neither have targets nor are any.
+    fn find_targets(&mut self) {
+        let receivers = self.slots.iter().enumerate();
+        let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
+        let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
+        for slot in self.slots.iter_mut().filter(|slot| slot.role.network().is_none()) {
+            let wanted = slot.role.targets(slot.shown.receives);
+            let mut wanted = wanted.iter().flatten();
+            slot.target = wanted.find_map(|role| receivers.get(role).copied());
         }
-        let lane = |at: usize, id: LaneId, role: &Role| LaneRef {
-            at: SlotAt(at),
-            id,
-            pair: role.order().1,
-            is_remote: at >= self.slots.len(),
+    }
+
+    /// The forwarding state of each network of which frames arrive here, with the indices of its lanes of this worker.
+    fn forwardings(&self) -> Vec<(Vec<usize>, Arc<Forwarding>)> {
+        let mut networks: BTreeMap<&str, Vec<usize>> =
+            self.fdbs.keys().map(|network| (&**network, Vec::new())).collect();
+        for at in 0..self.slots.len() + self.remote.len() {
+            if let Some(network) = self.role(at).network() {
+                networks.entry(network).or_default().push(at);
+            }
+        }
+        let of_network = |(&network, its): (&&str, &Vec<usize>)| {
+            let fdb = self.fdbs.get(network).cloned().unwrap_or_default();
+            let mut lanes = its.clone();
+            if let Some((underlay, _)) = &fdb.shares {
+                let owners = networks.get(&*underlay.network).into_iter().flatten();
+                lanes.extend(owners.filter(|at| self.role(**at).underlay() == Some(underlay)));
+            }
+            let is_own = |at: &usize| *at < self.slots.len();
+            let is_here = lanes.iter().any(is_own);
+            let own = its.iter().copied().take_while(is_own).collect();
+            is_here.then(|| (own, Arc::new(self.forwarding_of(fdb, lanes))))
         };
-        let own = self
-            .slots
-            .iter()
-            .enumerate()
-            .filter(|(_, slot)| is_its(&slot.role))
-            .map(|(at, slot)| (&slot.role, lane(at, slot.id, &slot.role), slot.receives()));
-        let remote = (self.slots.len() + first..)
-            .zip(&self.remote[first..])
-            .map(|(at, shared)| (&shared.role, lane(at, shared.id, &shared.role), shared.receives()));
-        let mut lanes: Vec<_> = own.chain(remote).collect();
-        lanes.sort_by_key(|(role, ..)| role.order());
-        let has_own = |is_it: fn(&Role) -> bool| {
-            let mut lanes = lanes.iter();
-            lanes.any(|(role, lane, _)| !lane.is_remote && is_it(role))
-        };
+        networks.iter().filter_map(of_network).collect()
+    }
+
+    /// The forwarding state with these lanes.
+    fn forwarding_of(&self, fdb: Arc<Fdb>, mut lanes: Vec<usize>) -> Forwarding {
+        lanes.sort_by_key(|&at| self.role(at).order());
+        let lanes = || lanes.iter().map(|&at| self.lane(at));
+        let members = lanes().filter_map(|(role, lane, receives)| match role {
+            Role::Member { port, .. } => Some((*port, lane, receives)),
+            _ => None,
+        });
+        let mut forwarding = Forwarding::new(fdb, &members.collect::<Vec<_>>());
         // Lanes of other workers are the way out only where this worker has none.
+        let has_own =
+            |is_it: fn(&Role) -> bool| lanes().any(|(role, lane, _)| !lane.is_remote && is_it(role));
         let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
         let has_underlay = has_own(|role| matches!(role, Role::Underlay { .. }));
         let has_host = has_own(|role| matches!(role, Role::Host { .. }));
-        let mut forwarding = Forwarding::new(fdb);
-        for (role, lane, receives) in lanes {
+        for (role, lane, _) in lanes() {
             match role {
-                Role::Member { port, .. } => {
-                    forwarding.attach(*port);
-                    if receives {
-                        forwarding.add(*port, lane);
-                    }
-                }
                 Role::Uplink { .. } if !lane.is_remote || !has_uplink => forwarding.uplinks.push(lane.at),
                 Role::Underlay { .. } if !lane.is_remote || !has_underlay => {
                     forwarding.underlays.push(lane.at);
@@ -403,6 +426,34 @@ impl Lanes {
             }
         }
         forwarding
+    }
+
+    /// The role of the lane at an index in the forwarding state.
+    fn role(&self, at: usize) -> &Role {
+        match self.slots.get(at) {
+            Some(slot) => &slot.role,
+            None => &self.remote[at - self.slots.len()].role,
+        }
+    }
+
+    /// The lane at an index in the forwarding state, and whether its guest receives.
+    fn lane(&self, at: usize) -> (&Role, LaneRef, bool) {
+        let slot = self.slots.get(at);
+        let (role, id, changes, receives) = match slot {
+            Some(slot) => (&slot.role, slot.id, slot.changes, slot.receives()),
+            None => {
+                let lane = &self.remote[at - self.slots.len()];
+                (&lane.role, lane.id, lane.changes, lane.receives)
+            }
+        };
+        let lane = LaneRef {
+            at: SlotAt(at),
+            id,
+            pair: role.order().1,
+            is_remote: slot.is_none(),
+            changes,
+        };
+        (role, lane, receives)
     }
 }
 

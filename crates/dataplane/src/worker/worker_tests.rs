@@ -1,13 +1,17 @@
 //! See [`super`].
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicUsize;
 
 use virtqueue::driver::Buffer;
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::*;
 use crate::fdb::PortNumber;
+use crate::fdb::forwarding::Forwarding;
+use crate::guest::rx_queue::RxQueue;
 use crate::lane::role::Role;
+use crate::lane::shared::Shared;
 use crate::lane::{Stopped, Work};
 use crate::port_lane::PortLane;
 use crate::tests::no_allocation_tests::allocations;
@@ -55,10 +59,10 @@ fn worker() -> (Worker, WorkerHandle) {
 fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
     let (mut worker, _handle) = worker();
     worker.add(LaneId(1), lane(1, false, &[]), Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     let wrong = lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]);
     worker.add(LaneId(2), wrong, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     assert_eq!(worker.lanes.slots[0].target, Some(1), "of a pair that is off");
     assert!(!worker.poll(None));
     assert!(
@@ -88,6 +92,97 @@ fn other_workers_have_to_know_only_of_changes_that_they_see() {
     }
 }
 
+/// A lane that counts what a worker asks of it.
+#[derive(Default)]
+struct Counting {
+    asked: Arc<AtomicUsize>,
+    given: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    fn note(&self) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Lane for Counting {
+    fn poll(&mut self, _siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        self.note();
+        Ok(0)
+    }
+
+    fn enable_notifications(&mut self, _siblings: &mut dyn Siblings) -> Work {
+        self.note();
+        Work::None
+    }
+
+    fn disable_notifications(&mut self) {
+        self.note();
+    }
+
+    fn receives(&self) -> bool {
+        self.note();
+        true
+    }
+
+    fn rx(&self) -> Option<&Shared<RxQueue>> {
+        self.note();
+        None
+    }
+
+    fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {
+        self.given.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn stop(self: Box<Self>) -> Stopped {
+        Stopped::default()
+    }
+}
+
+/// The others get the new forwarding state, and that is all: so a thousand of them cost hardly more than ten.
+#[test]
+fn lane_that_is_added_or_changed_neither_wakes_nor_asks_the_other_lanes_of_its_network() {
+    let (mut worker, handle) = worker();
+    let (asked, given) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+    let member = |port: u16, lane: Box<dyn Lane>| NewLane {
+        lane,
+        role: Role::Member {
+            network: "lan".into(),
+            port: PortNumber(port),
+            pair: 0,
+        },
+        node: None,
+        on_fault: Box::new(|_| ()),
+    };
+    let add = |port: u16, lane: Box<dyn Lane>| {
+        let id = LaneId(u64::from(port));
+        handle.send(Command::Add(id, member(port, lane), Arc::default()));
+    };
+    for port in 0..100 {
+        let (asked, given) = (Arc::clone(&asked), Arc::clone(&given));
+        add(port, Box::new(Counting { asked, given }));
+    }
+    assert!(worker.read_mail());
+    assert_eq!(given.load(Ordering::Relaxed), 100, "once for all commands");
+    (0..1000).for_each(|_| _ = worker.poll(None));
+    assert!(worker.lanes.awake.is_empty());
+    let before = asked.load(Ordering::Relaxed);
+    add(100, lane(0, true, &[]).lane);
+    assert!(worker.read_mail());
+    assert_eq!(worker.lanes.awake, [100]);
+    assert_eq!(given.load(Ordering::Relaxed), 200);
+    let change = |change: Change| handle.send(Command::Change(LaneId(100), change, mpsc::channel().0));
+    change(Box::new(|lane, _| lane.set_frame_limit(9000)));
+    assert!(worker.read_mail());
+    assert_eq!(given.load(Ordering::Relaxed), 200, "nothing that others see");
+    change(Box::new(|lane, _| {
+        lane.change_vrings(&mut |_, vring| vring.enabled = false);
+    }));
+    assert!(worker.read_mail());
+    assert_eq!(given.load(Ordering::Relaxed), 300);
+    assert_eq!(asked.load(Ordering::Relaxed), before);
+}
+
 /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
 #[test]
 fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
@@ -102,7 +197,7 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
         ..lane(0, true, &[])
     };
     worker.add(LaneId(1), new, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     worker.lanes.slots[0].futile = FUTILE_WAKES;
     let kick = |worker: &Worker| {
         let kick = &kicks(&*worker.lanes.slots[0].lane)[0];
@@ -139,7 +234,7 @@ fn each_lane_is_the_first_one_behind_the_uplink_as_often_as_others() {
             ..lane(0, true, &[])
         };
         worker.add(LaneId(id), new, Arc::default());
-        worker.rebuild_forwarding();
+        worker.lanes.rebuild_forwarding();
     }
     // Each second one, too.
     let mut firsts = [[0; 4]; 2];
@@ -168,7 +263,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
         let enabled = (end, pair) != (1, 2);
         let lane = lane(pair, enabled, &[]);
         worker.add(LaneId(id), NewLane { role, ..lane }, Arc::default());
-        worker.rebuild_forwarding();
+        worker.lanes.rebuild_forwarding();
     }
     let targets: Vec<_> = worker.lanes.slots.iter().map(|slot| slot.target).collect();
     assert_eq!(targets, [3, 4, 3, 0, 1, 2].map(Some));
@@ -179,7 +274,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
 fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (mut worker, handle) = worker();
     worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     worker.lanes.slots[0].muted_until = Some(Instant::now());
     // It has read its mail, and is about to rest.
     let (rested, rests) = mpsc::channel();
@@ -205,9 +300,9 @@ fn busy_lane_pauses_while_others_wake_the_worker() {
     let counters = Arc::new(PairCounters::default());
     let busy = lane_that_counts(0, true, &[], Arc::clone(&counters));
     worker.add(LaneId(1), busy, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     worker.add(LaneId(2), lane(0, true, &[]), Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     // A window, in which that was carried at any speed of this test.
     std::thread::sleep(Duration::from_millis(10));
     counters.from_guest_bytes.add(1 << 60);
@@ -259,7 +354,7 @@ fn worker_that_awaits_completions_does_not_poll_between_its_looks() {
         ..lane(0, true, &[])
     };
     worker.add(LaneId(1), new, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     let mut pace = Pace::new(Duration::from_millis(20));
     while handle.counters.sleeps.get() == 0 {
         worker.round(&mut pace);
@@ -316,9 +411,9 @@ fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() 
     };
     let ((awaited, bell), (other, other_bell)) = (nic(true), nic(false));
     worker.add(LaneId(1), awaited, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     worker.add(LaneId(2), other, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     let ring = |bell: &OwnedFd| _ = rustix::io::write(bell, &1u64.to_ne_bytes()).expect("room");
     let is_quiet = |worker: &Worker| {
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
@@ -366,7 +461,7 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
         ..lane(0, true, &[])
     };
     worker.add(LaneId(1), new, Arc::default());
-    worker.rebuild_forwarding();
+    worker.lanes.rebuild_forwarding();
     for _ in 0..40 {
         worker.moved = 1;
         worker.wait(Some(&NO_TIME));
@@ -442,7 +537,7 @@ impl ThreeLanes {
                 ..lane(0, true, &[])
             };
             worker.add(LaneId(u64::from(number) + 1), new, Arc::default());
-            worker.rebuild_forwarding();
+            worker.lanes.rebuild_forwarding();
         }
         Self {
             worker,
@@ -568,7 +663,7 @@ fn kicks_of_a_guest_that_takes_no_frames_of_a_cable_are_ignored() {
             ..lane(0, true, sends)
         };
         worker.add(LaneId(end as u64), new, Arc::default());
-        worker.rebuild_forwarding();
+        worker.lanes.rebuild_forwarding();
     }
     for _ in 0..200 {
         let kick = &kicks(&*worker.lanes.slots[1].lane)[1];
@@ -589,7 +684,7 @@ fn sleep_of_a_worker_with_many_nics_allocates_nothing() {
             ..lane(0, true, &[])
         };
         worker.add(LaneId(id), new, Arc::default());
-        worker.rebuild_forwarding();
+        worker.lanes.rebuild_forwarding();
     }
     let made = allocations(|| _ = worker.wait(Some(&NO_TIME)), || {});
     assert_eq!(made, 0);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -32,8 +32,6 @@ const HANGS: Duration = Duration::from_millis(100);
 pub struct Workers {
     handles: Vec<WorkerHandle>,
     roster: Mutex<Roster>,
-    /// ID of the next lane. Nothing is published through it.
-    next_id: AtomicU64,
     /// Lets the thread that checks whether workers hang sleep while all of them do.
     pub watcher: Arc<Watcher>,
     cycles: CycleRate,
@@ -48,6 +46,8 @@ struct Roster {
     listed: LaneList,
     /// By worker: its statistics at the last reset.
     before: Vec<Reading>,
+    /// ID of the next lane.
+    next_id: LaneId,
 }
 
 /// A lane, and the worker that has it.
@@ -107,9 +107,9 @@ impl Workers {
                 lanes: HashMap::new(),
                 listed: LaneList::default(),
                 before: vec![Reading::default(); handles.len()],
+                next_id: LaneId(1),
             }),
             handles,
-            next_id: AtomicU64::new(1),
             watcher,
             cycles: CycleRate::begin(),
         })
@@ -133,9 +133,11 @@ impl Workers {
     /// Adds a lane of `owner` to the worker that has lanes with the same affinity. Otherwise it prefers workers that do
     /// not hang, then those on the NUMA node of the lane's NIC, then the one with the fewest lanes.
     pub fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
-        let id = self.next_id();
         let affinity = lane.role.affinity(lane.lane.receives());
         let mut roster = self.roster.locked();
+        // With the lock, so that a worker gets its lanes in the order of their numbers.
+        let id = roster.next_id;
+        roster.next_id.0 += 1;
         let by_load = |&worker: &usize| {
             let handle = &self.handles[worker];
             let is_remote = lane.node.is_some() && handle.node() != lane.node;
@@ -153,34 +155,26 @@ impl Workers {
             affinity,
             role: lane.role.clone(),
         };
-        let network = lane.role.network().cloned();
+        let is_of_network = lane.role.network().is_some();
         let counted = roster.listed.add(id, worker, owner, &entry.role);
         roster.lanes.insert(id, entry);
         let mail = Arc::clone(&self.handles[worker].mail);
         let shared = SharedLane::of(&*lane.lane, (id, &lane.role), mail);
         self.handles[worker].send(Command::Add(id, lane, counted));
-        let answers = self.send_spread(network.as_ref(), worker, &LanesChange::Add(shared));
+        let answers = self.send_spread(is_of_network, worker, &LanesChange::Add(shared));
         drop(roster);
         self.wait(answers);
         LaneAt { worker, id }
     }
 
-    fn next_id(&self) -> LaneId {
-        LaneId(self.next_id.fetch_add(1, Relaxed))
-    }
-
     /// Sends the change of a lane of a network to all workers but `own`, the lane's. The caller holds the roster's lock, so
     /// that all get changes in one order.
-    fn send_spread(&self, network: Option<&Arc<str>>, own: usize, change: &LanesChange) -> Answers {
+    fn send_spread(&self, is_of_network: bool, own: usize, change: &LanesChange) -> Answers {
         let (sender, done) = mpsc::channel();
-        if let Some(network) = network {
+        if is_of_network {
             let others = self.handles.iter().enumerate().filter(|(at, _)| *at != own);
             for (_, handle) in others {
-                handle.send(Command::Spread(
-                    Arc::clone(network),
-                    change.clone(),
-                    sender.clone(),
-                ));
+                handle.send(Command::Spread(change.clone(), sender.clone()));
             }
         }
         Answers { done, own }
@@ -210,8 +204,8 @@ impl Workers {
         roster.loads[at.worker] = roster.loads[at.worker].saturating_sub(1);
         let gone = roster.lanes.remove(&at.id);
         roster.listed.remove(at.id);
-        let network = gone.as_ref().and_then(|gone| gone.role.network());
-        let answers = self.send_spread(network, at.worker, &LanesChange::Remove(at.id));
+        let is_of_network = gone.is_some_and(|gone| gone.role.network().is_some());
+        let answers = self.send_spread(is_of_network, at.worker, &LanesChange::Remove(at.id));
         drop(roster);
         self.wait(answers);
         lane
@@ -266,8 +260,9 @@ impl Workers {
             return;
         }
         let roster = self.roster.locked();
-        let network = roster.lanes.get(&at.id).and_then(|lane| lane.role.network());
-        let answers = self.send_spread(network, at.worker, &LanesChange::Refresh);
+        let lane = roster.lanes.get(&at.id);
+        let is_of_network = lane.is_some_and(|lane| lane.role.network().is_some());
+        let answers = self.send_spread(is_of_network, at.worker, &LanesChange::Refresh(at.id));
         drop(roster);
         self.wait(answers);
     }

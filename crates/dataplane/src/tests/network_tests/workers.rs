@@ -94,7 +94,7 @@ impl Workers {
             slots.map(shared).collect()
         };
         for (world, lanes) in [lanes_of(1), lanes_of(0)].into_iter().enumerate() {
-            self.0[world].lanes.spreads.insert(NETWORK.into(), lanes);
+            self.0[world].lanes.remote = lanes;
             self.0[world].rebuild_forwarding();
         }
     }

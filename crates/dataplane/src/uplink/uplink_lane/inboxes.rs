@@ -121,7 +121,7 @@ impl<N: Lent> UplinkLane<N> {
             .collect();
         let is_shared = self.sharing.is_some();
         self.inbox_of.clear();
-        let mut before = std::mem::take(&mut self.inboxes);
+        let mut at = 0;
         for (share, forwarding) in networks {
             let lanes = |(port, _)| forwarding.lanes(port).iter().map(move |&guest| (port, guest));
             let ports = forwarding
@@ -129,18 +129,14 @@ impl<N: Lent> UplinkLane<N> {
                 .filter(|(port, _)| !is_shared || port.0 < SHARED_PORTS);
             for (known, guest) in ports.flat_map(lanes) {
                 let port = PortNumber(share * SHARED_PORTS + known.0);
-                let Some(inbox) = self.inbox_among(&mut before, (port, guest), siblings) else {
-                    continue;
-                };
-                let at = self.inboxes.len();
-                let its = self.inboxes_of(port);
-                *its = Inboxes::of(&forwarding, known, its.index.and(at));
-                self.inboxes.push(inbox);
+                if self.renew_inbox(at, (port, guest), queue, siblings) {
+                    let its = self.inboxes_of(port);
+                    *its = Inboxes::of(&forwarding, known, its.index.and(at));
+                    at += 1;
+                }
             }
         }
-        for mut inbox in before {
-            inbox.empty(&mut queue.empty, &self.counters);
-        }
+        self.drop_inboxes(at, self.inboxes.len(), queue);
         let filled = self
             .inboxes
             .iter()
@@ -151,28 +147,40 @@ impl<N: Lent> UplinkLane<N> {
         self.go_on_with(queue, unfinished);
     }
 
-    /// The inbox of a lane: its previous one, or a new one; `None`: the lane takes no frames any more.
-    fn inbox_among(
-        &self,
-        before: &mut Vec<Inbox>,
+    /// Makes the inbox at this index that of a lane; false: the lane takes no frames any more. Lanes keep their order, so
+    /// inboxes before a known one are those of former lanes. A lane that is as it was is not asked: that would wake it.
+    fn renew_inbox(
+        &mut self,
+        at: usize,
         (port, guest): (PortNumber, LaneRef),
+        queue: &mut NicQueue<N>,
         siblings: &mut dyn Siblings,
-    ) -> Option<Inbox> {
-        let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-        let target = siblings.guest(guest.at)?;
-        let limit = target.limit.clone();
-        let is_filtered = target.filter.is_some();
-        let inbox = match known {
-            Some(at) => before.swap_remove(at),
-            None => Inbox::new(port, guest, &target.vring, self.origin),
-        };
-        Some(Inbox {
-            port,
-            guest,
-            limit,
-            is_filtered,
-            ..inbox
-        })
+    ) -> bool {
+        let mut later = self.inboxes[at..].iter();
+        let known = later.position(|inbox| inbox.guest.id == guest.id);
+        self.drop_inboxes(at, at + known.unwrap_or(0), queue);
+        if known.is_none() || self.inboxes[at].guest.changes != guest.changes {
+            let Some(target) = siblings.guest(guest.at) else {
+                return false;
+            };
+            if known.is_none() {
+                let inbox = Inbox::new(port, guest, &target.vring, self.origin);
+                self.inboxes.insert(at, inbox);
+            }
+            let inbox = &mut self.inboxes[at];
+            inbox.limit.clone_from(&target.limit);
+            inbox.is_filtered = target.filter.is_some();
+        }
+        let inbox = &mut self.inboxes[at];
+        (inbox.port, inbox.guest) = (port, guest);
+        true
+    }
+
+    /// Removes the inboxes of former lanes at these indices.
+    fn drop_inboxes(&mut self, from: usize, to: usize, queue: &mut NicQueue<N>) {
+        for mut inbox in self.inboxes.drain(from..to) {
+            inbox.empty(&mut queue.empty, &self.counters);
+        }
     }
 
     fn inboxes_of(&mut self, port: PortNumber) -> &mut Inboxes {

@@ -264,7 +264,7 @@ impl Rounds {
             add(&handles[worker], id, lane, role);
             for (_, other) in handles.iter().enumerate().filter(|(at, _)| *at != worker) {
                 let change = LanesChange::Add(shared.clone());
-                other.send(Command::Spread(NETWORK.into(), change, mpsc::channel().0));
+                other.send(Command::Spread(change, mpsc::channel().0));
             }
             guest
         });
