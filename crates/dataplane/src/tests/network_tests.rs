@@ -596,3 +596,22 @@ fn uplink_asks_only_guests_that_are_new_or_have_changed() {
     world.lanes.slots[3].lane.set_limits(&limits);
     assert_eq!(asked(&mut world), [3]);
 }
+
+/// That others look for its buffers does not count.
+#[test]
+fn kicks_of_a_guest_are_futile_until_it_sends_or_gets_a_frame() {
+    let mut world = World::new(&[8, 0]);
+    let send = |world: &mut World| {
+        world.ports[0].send(&frame(mac(1), mac(0), 60));
+        world.poll();
+        world.lanes.enable_notifications(0);
+    };
+    let wakes = |world: &mut World| world.lanes.slots[1].note_wake();
+    assert_eq!(wakes(&mut world), 1);
+    send(&mut world);
+    assert_eq!(wakes(&mut world), 2);
+    world.ports[1].post(8);
+    send(&mut world);
+    assert!(!world.ports[1].got().is_empty());
+    assert_eq!(wakes(&mut world), 1);
+}

@@ -151,8 +151,7 @@ impl Worker {
                 continue;
             };
             let slot = &mut self.lanes.slots[at];
-            slot.futile += 1;
-            if slot.futile > FUTILE_WAKES && slot.muted_until.is_none() {
+            if slot.note_wake() > FUTILE_WAKES && slot.muted_until.is_none() {
                 slot.unwatch_fds(&self.epoll);
                 slot.muted_until = Some(Instant::now() + IGNORE_KICKS);
             }

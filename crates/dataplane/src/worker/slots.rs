@@ -42,6 +42,8 @@ pub(crate) struct Slot {
     pub(crate) on_fault: Option<OnFault>,
     /// How often it woke the worker since it last moved a frame.
     pub(crate) futile: u32,
+    /// [`Lane::carried`] when it last woke the worker.
+    carried: u64,
     /// Until this time its eventfds are not watched, and it cannot become idle.
     pub(crate) muted_until: Option<Instant>,
     /// Polls in a row in which no frame moved.
@@ -90,6 +92,7 @@ impl Slot {
             target: None,
             on_fault: Some(new.on_fault),
             futile: 0,
+            carried: 0,
             muted_until: None,
             empty_polls: 0,
             share: Share::default(),
@@ -120,6 +123,17 @@ impl Slot {
         self.shown = shown;
         self.changes = self.changes.wrapping_add(u32::from(has_changed));
         has_changed
+    }
+
+    /// Counts that it woke the worker; returns how often it did since it last moved a frame.
+    pub(crate) fn note_wake(&mut self) -> u32 {
+        let carried = self.lane.carried();
+        // Other lanes may have delivered to its guest.
+        if std::mem::replace(&mut self.carried, carried) != carried {
+            self.futile = 0;
+        }
+        self.futile += 1;
+        self.futile
     }
 
     /// Ends its idle time because there is work: it is polled again. Returns whether it was idle.
@@ -263,9 +277,6 @@ impl Lanes {
                 slot.share.moved();
                 slot.check_calls();
                 others.left |= !slot.is_in_rounds();
-                if let Some(target) = others.target {
-                    others.slot(target).futile = 0;
-                }
                 frames
             }
             Err(fault) => {
@@ -558,10 +569,6 @@ impl Siblings for Others<'_> {
             return self.remote_guest(lane);
         }
         let slot = self.other(at)?;
-        // Outside of networks the caller may only look for buffers: there `poll` resets this when frames moved.
-        if slot.role.network().is_some() {
-            slot.futile = 0;
-        }
         let woke = slot.wake();
         slot.check_calls();
         let is_left = !slot.is_in_rounds();
