@@ -37,7 +37,9 @@ use crate::frame::new_head::NewHead;
 use crate::guest::from_guest::{Budget, Put, Sink};
 use crate::guest::guest_frame::GuestFrame;
 use crate::lane::limits::SEGMENTS;
+use crate::lane::shared::SharedGuard;
 use crate::lane::{Siblings, Uplink};
+use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 use crate::policy::bucket::Ticks;
 
@@ -215,13 +217,16 @@ impl<O: OwnQueue> PortLane<O> {
         if confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
             return;
         }
-        let takes_gso = self.kick_underlay_and_ask_gso(batch.siblings);
+        // Frames in its ring leave before this one, which must not overtake them.
+        if let Some(mut queue) = self.underlay_queue(batch.siblings) {
+            queue.kick_queued(SEGMENTS * 2, &self.counters);
+        }
         self.leave(1, batch, NO_FDB_ENTRY);
         match confirmed {
             // There was no room: the next frame confirms instead.
             Some(vtep) if batch.done == first => vtep.confirm.store(true, Relaxed),
-            // Later packets leave by the underlay again, so nothing has to wait for this one.
-            Some(_) if takes_gso => {}
+            // Later GSO packets leave by the underlay again, so nothing has to wait for this one.
+            Some(_) if (self.underlay_queue(batch.siblings)).is_some_and(|queue| queue.sends.zero_copy) => {}
             // Frames behind a GSO packet follow it, so that they do not overtake it.
             _ => self.underlay.detour = is_gso.then(Ticks::now),
         }
@@ -272,15 +277,15 @@ impl<O: OwnQueue> PortLane<O> {
         (fits > 0 || self.is_locked_out).then_some(())
     }
 
-    /// Has the kernel send the frames in the underlay's ring, before a frame that must not overtake them. Returns whether GSO
-    /// packets leave there, too.
+    /// The underlay's queue, if there is one, and no other worker has locked it.
     #[cold]
-    fn kick_underlay_and_ask_gso(&mut self, siblings: &mut dyn Siblings) -> bool {
-        let place = self.forwarding.underlay(self.flow());
-        let Some(Uplink::Queue { mut queue, .. }) = place.map(|at| siblings.uplink(at)) else {
-            return false;
-        };
-        queue.kick_queued(SEGMENTS * 2, &self.counters);
-        queue.sends.zero_copy
+    fn underlay_queue<'a>(
+        &self,
+        siblings: &'a mut dyn Siblings,
+    ) -> Option<SharedGuard<'a, NicQueue<XdpNic>>> {
+        match siblings.uplink(self.forwarding.underlay(self.flow())?) {
+            Uplink::Queue { queue, .. } => Some(queue),
+            Uplink::Busy | Uplink::None => None,
+        }
     }
 }
