@@ -214,3 +214,21 @@ fn policer_returns_what_it_took() {
     policer.give_back();
     assert!(allows(&mut policer, 3 * len) && !allows(&mut policer, len));
 }
+
+/// A limit is for what a guest sends, whatever becomes of it, as those of `tc` (`police`) and Open vSwitch are.
+#[test]
+fn frames_that_are_lost_because_the_link_is_down_count() {
+    let mut world = World::new(&[0]);
+    let wire = world.add_sending_uplink();
+    wire.kernel.ask_for_kicks();
+    // Kicks fail from now on.
+    drop(wire);
+    limit(&mut world, 0, frames(3), Rates::default());
+    for _ in 0..5 {
+        world.ports[0].send(&frame(STRANGER, mac(0), LEN));
+        world.poll();
+    }
+    let counted = counters(&world, 0);
+    assert_eq!(counted.from_guest_interface_down.get(), 2, "all but the first");
+    assert_eq!(counted.from_guest_limit_waits.get(), 1);
+}

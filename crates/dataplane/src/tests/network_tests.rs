@@ -219,7 +219,7 @@ impl World {
     }
 
     /// Adds another queue of the uplink, which only sends; returns what it sends.
-    fn add_sending_uplink(&mut self) -> XdpWire {
+    pub(crate) fn add_sending_uplink(&mut self) -> XdpWire {
         let (queue, wire) = XdpWire::queue(64, Sends::PLAIN);
         let origin = Origin {
             frame_limit: 1518,
