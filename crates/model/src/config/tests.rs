@@ -97,6 +97,11 @@ fn mistakes_name_key_value_and_remedy() {
         (json!({"force-copy": "yes"}), "force-copy", "give true or false"),
         (json!({"vlan": [[1]]}), "vlan", "give a list"),
         (json!({"vlan": {"a": 1}}), "vlan", "give a list"),
+        (
+            json!({"vlan": 5000}),
+            "vlan",
+            "vlan = 5000: give numbers and ranges of 0 (untagged) to 4094",
+        ),
         (json!({"mac": 1}), "mac", "give text in quotes"),
         (
             json!({"max-memory": "32"}),

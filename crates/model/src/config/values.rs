@@ -192,7 +192,7 @@ impl Written for Vlans {
     /// Joined by commas, or by `+` where commas have another meaning.
     fn read(text: &str) -> Result<Self, String> {
         let mut vlans = ranges(&text.replace('+', ","), LAST_VLAN).ok_or_else(|| {
-            format!("not a list of VLANs: give numbers and ranges such as 100,200-203, of 0 (untagged) to {LAST_VLAN}")
+            format!("give numbers and ranges of 0 (untagged) to {LAST_VLAN}, such as 100,200-203")
         })?;
         vlans.sort_unstable();
         vlans.dedup();

@@ -181,7 +181,7 @@ fn mistakes_are_named_with_their_place() {
         ),
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nvlans = []",
-            "vlans = []: not a list of VLANs: give numbers",
+            "vlans = []: give numbers",
         ),
         (
             "user = 4294967295\ninterface = \"e\"\nqueues = \"0\"",

@@ -223,13 +223,13 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
 fn member_vlans(port: &Port) -> anyhow::Result<MemberVlans> {
     match (&port.member.trunk, &port.interface.vlan) {
         (Some(_), Some(_)) => bail!("trunk excludes vlan: leave one out"),
-        (Some(Vlans(trunk)), None) if trunk.first() == Some(&0) => {
-            bail!("trunk: there is no VLAN 0: give 1 to 4094")
+        (Some(trunk), None) if trunk.0.first() == Some(&0) => {
+            bail!("trunk {trunk}: there is no VLAN 0: give 1 to 4094")
         }
         (Some(Vlans(trunk)), None) => Ok(MemberVlans::Trunk(trunk.clone())),
-        (None, Some(Vlans(vlans))) => match vlans[..] {
+        (None, Some(vlans)) => match vlans.0[..] {
             [vlan] if vlan > 0 => Ok(MemberVlans::Access(vlan)),
-            _ => bail!("vlan: a port of a network has one VLAN, 1 to 4094: for several give trunk"),
+            _ => bail!("vlan {vlans}: a port of a network has one VLAN, 1 to 4094: for several give trunk"),
         },
         (None, None) => Ok(MemberVlans::Untagged),
     }

@@ -205,6 +205,14 @@ fn mistakes_are_told_with_line_key_and_remedy() {
             ["line 2: [daemon]: socket-directories", "absolute"],
         ),
         (
+            "[network.lan]\n[port.a]\nnetwork = \"lan\"\nvlan = 5000\n",
+            ["line 4: port a: vlan = 5000", "0 (untagged) to 4094"],
+        ),
+        (
+            "[network.lan]\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\nvlan = 0\n",
+            ["line 5: port a: vlan 0: a port of a network", "1 to 4094"],
+        ),
+        (
             "[networks.lan]\n",
             ["line 1: unknown table \"networks\"", "[network.NAME]"],
         ),
