@@ -61,7 +61,7 @@ pub struct Options {
     /// moment each time they change
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub linger: Duration,
-    /// Remove everything that a steward has left behind, and exit
+    /// Remove everything that a steward has left behind, and exit; needs no policy file
     #[arg(long)]
     pub take_back: bool,
     /// The log

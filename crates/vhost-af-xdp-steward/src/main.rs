@@ -94,7 +94,11 @@ fn run(cli: &Options) -> Result<(), String> {
     if let Some(path) = paths.into_iter().flatten().find(has_control) {
         return Err(format!("{path:?} has control characters: choose a path without"));
     }
-    let policy = Policy::read(&cli.policy).map_err(|error| with_sources(&error))?;
+    let policy = match Policy::read(&cli.policy) {
+        // Nothing is leased any more.
+        Err(_) if cli.take_back => Policy::for_one([])?,
+        policy => policy.map_err(|error| with_sources(&error))?,
+    };
     if cli.check {
         print!("{}", policy.shown);
         for warning in &policy.warnings {

@@ -412,6 +412,8 @@ fn leftovers_can_be_removed_without_a_running_steward() {
     );
     world.end_steward(Signal::KILL);
     assert!(world.program().is_some());
+    // Its policy may be gone, too.
+    fs::remove_file(world.dir.path().join("policy.toml")).expect("ours");
     let report = world.take_back();
     assert!(
         report.contains("program detached") && !report.contains("ERROR"),
