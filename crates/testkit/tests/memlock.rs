@@ -108,15 +108,12 @@ fn vmm_stays_while_another_daemon_has_the_memory_and_is_served_when_that_is_gone
         .expect("accepted, although there is no memory for it");
     two.await_impaired(0, "`memlock`");
     assert_eq!(two.port(0)["connected"], true);
-    // Retries become rare: what the steward says of them, too.
-    std::thread::sleep(wait::SOON);
-    let refused = lessor
-        .steward
-        .said()
-        .lines()
-        .filter(|line| line.contains("memlock"))
-        .count();
-    assert!(refused < 20, "{refused} lines:\n{}", lessor.steward.said());
+    // It is retried, with longer and longer pauses (`program::backoff`).
+    let refused = || {
+        let said = lessor.steward.said();
+        said.lines().filter(|line| line.contains("memlock")).count()
+    };
+    assert!(wait::until(wait::SOON, || refused() >= 3), "{}", refused());
     drop(one);
     assert_serves(&veth, &two, &mut second);
 }
