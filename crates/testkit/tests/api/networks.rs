@@ -45,6 +45,24 @@ fn network_is_added_with_ports_survives_a_restart_and_is_removed() {
     assert_eq!(scene.api.get("/v1/networks/lan")["source"], "file");
     let (mut second, mut third) = (scene.guest(2), scene.guest(3));
     assert_passes(&mut third, &mut second, &numbered(2, 3, 2));
+    drop((second, third));
+
+    // The network cannot start, and so its ports cannot: they begin when it does.
+    scene.daemon.kill();
+    let kept = scene.daemon.path("added.toml");
+    let text = std::fs::read_to_string(&kept).expect("kept");
+    let text = text.replace("[network.blue]\n", "[network.blue]\nuplink = \"absent\"\n");
+    std::fs::write(&kept, text).expect("ours");
+    scene.restart(&netns);
+    let ports = ["vm2", "vm3"];
+    assert_eq!(
+        ports.map(|name| scene.daemon.port_named(name).is_some()),
+        [false; 2]
+    );
+    let answer = scene.change("PUT", "networks/blue", &json!({}));
+    assert!(answer.body.contains("port vm3 began"), "{}", answer.body);
+    assert_eq!(scene.api.get("/v1/networks/blue")["ports"], json!(ports));
+    let (_second, _third) = (scene.guest(2), scene.guest(3));
 
     scene.refuse(
         "DELETE",

@@ -71,6 +71,9 @@ impl Reader {
         if what == Done::Removed && !runs {
             done.push(format!("{} {name} is removed; it did not run", T::KIND));
         }
+        if failed.is_empty() && T::KIND == TableKind::Network && !runs {
+            done.extend(self.start_waiting(name));
+        }
         let mut unkept = None;
         if failed.is_empty() || what == Done::Removed {
             match self.keep() {
@@ -88,6 +91,27 @@ impl Reader {
             true => Ok(Changed { what, done, failed }),
             false => Err(Refused::new(Kind::Failed, failed.join("; "))),
         }
+    }
+
+    /// Starts added ports that could not start without their network, which has begun now; returns what was done. What
+    /// fails is logged, and a reload tries again.
+    fn start_waiting(&mut self, network: &str) -> Vec<String> {
+        let ports = [&self.file.added, &self.file.left_out].map(|tables| &tables.ports);
+        let is_waiting = |port: &&Entry<Port>| {
+            let is_its = port.value.member.network.as_deref() == Some(network);
+            is_its && of_name(&self.running.ports, &port.name).is_none()
+        };
+        let waiting: Vec<_> = ports.into_iter().flatten().filter(is_waiting).cloned().collect();
+        let mut done = Vec::new();
+        for port in waiting {
+            let name = port.name.clone();
+            let checked = self.propose(&name, Some(port));
+            match checked.and_then(|port| self.settle(port, &name)) {
+                Ok(outcome) => done.extend(outcome.done),
+                Err(why) => tracing::error!("API: port {name}: {why}"),
+            }
+        }
+        done
     }
 
     /// Errors: ports are in that network.
