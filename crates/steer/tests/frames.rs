@@ -132,6 +132,7 @@ fn closed_socket_gives_its_frames_back_to_the_host_unchanged() {
                 .enable_queue(0, xsk.as_fd(), conf)
                 .expect("queue 0 is there");
             drop(xsk);
+            pair.await_closed(&program);
             pair.far_socket.send(&frame(333));
             assert_eq!(
                 pair.near_socket.receive(wait::SOON),

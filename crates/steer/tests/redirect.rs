@@ -108,6 +108,7 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
         assert_eq!(receiver.bytes(desc.data.get(), sent.len()), sent);
         let before = program.counters(0).expect("counters");
         drop((receiver, waiting));
+        pair.await_closed(&program);
         // The kernel emptied the successor's slot when it was closed; the predecessor's slot is not used.
         program.activate_queue(0, conf).expect("in range");
         pair.far_socket.send(&frame(100));

@@ -11,13 +11,13 @@ pub(crate) mod tap;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use steer::TapDevice;
+use steer::{Program, TapDevice};
 use testkit::privilege::{Need, have};
 use testkit::{NetNs, PacketPort, VethPair, foreign, frame, wait};
 
@@ -55,6 +55,17 @@ impl Pair {
     /// An AF_XDP socket that is bound to nothing, with an RX ring: good enough for a slot of the map.
     pub(crate) fn unbound_xsk(&self) -> OwnedFd {
         foreign::socket(&self.veth.near)
+    }
+
+    /// Waits until the kernel has closed the sockets of queue 0, which were closed here: while another test of this process
+    /// starts a program, that has copies of all descriptors for a moment.
+    pub(crate) fn await_closed(&self, program: &Program) {
+        let other = self.unbound_xsk();
+        let has_socket = || program.has_socket(0, other.as_fd()).expect("in range");
+        assert!(
+            wait::until(wait::SOON, || !has_socket()),
+            "a socket is still open"
+        );
     }
 }
 
