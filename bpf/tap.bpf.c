@@ -70,9 +70,6 @@ struct {
 	__type(value, __u32);
 } tap_wire SEC(".maps");
 
-/* A question came by that tap: the process writes each to both taps. Earlier versions of it do not. */
-__u32 tap_both;
-
 /* No verdict: the next program decides, then the stack goes on (TCX_NEXT has the same value). */
 #define GO_ON TC_ACT_UNSPEC
 
@@ -199,8 +196,6 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	int is_sent;
-
 	/* A guest's question, which a bridge sends. */
 	if (skb->ingress_ifindex == tap_device)
 		return GO_ON;
@@ -208,9 +203,7 @@ int to_network(struct __sk_buff *skb)
 	if (skb->tc_index == SENT_BY_TAP(skb->ingress_ifindex, tap_uplink)) {
 		if (skb->ingress_ifindex != wire() || !is_question(skb))
 			return GO_ON;
-		is_sent = tap_both && is_tap_there(skb);
-		tap_both = 1;
-		return is_sent ? TC_ACT_SHOT : GO_ON;
+		return is_tap_there(skb) ? TC_ACT_SHOT : GO_ON;
 	}
 	return to_tap(skb, 0);
 }
@@ -308,7 +301,7 @@ not_ours:
 SEC("tc")
 int to_host(struct __sk_buff *skb)
 {
-	if (wire() && tap_both && is_question(skb))
+	if (wire() && is_question(skb))
 		return GO_ON;
 	if (tap_marks)
 		skb->tc_index = SENT_TO_HOST(tap_network);

@@ -150,7 +150,8 @@ pub enum PinError {
 
 /// An error and its sources, in one line.
 #[must_use]
-pub fn with_sources(error: &dyn Error) -> String {
+pub fn with_sources<'a>(error: impl Into<Box<dyn Error + 'a>>) -> String {
+    let error = error.into();
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

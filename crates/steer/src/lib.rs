@@ -93,10 +93,9 @@ pub use layout::{
 pub use marks::{Flow, InterfaceMarks, MAX_MARKS};
 pub use mode::{Mode, ModeRequest};
 pub use model::text::{mac_bytes, mac_text, ranges, ranges_text};
-pub use network::{ANY_VLAN, MulticastLimit, NOTE_BYTES, StationError, note_layout, noted_port};
+pub use network::{ANY_VLAN, MulticastLimit, NOTE_BYTES, note_layout, noted_port};
 pub use own_map::OwnMap;
-pub use program::{Program, QueueError, detach_pinned};
-pub use program_hints::HintsError;
+pub use program::{Program, detach_pinned};
 pub use ring::{Group, MulticastReader, MulticastRing};
 pub use send::attach_redirect;
 pub use socket_map::SocketMap;

@@ -73,11 +73,11 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
             stations: MapHandle::try_from(&skel.maps.steer_stations)?,
             rings: MapHandle::try_from(&skel.maps.steer_rings)?,
             limits: MapHandle::try_from(&skel.maps.steer_limits)?,
-            tunnels: Some(Tunnels {
+            tunnels: Tunnels {
                 tunnels: MapHandle::try_from(&skel.maps.steer_tunnels)?,
                 vteps: MapHandle::try_from(&skel.maps.steer_vteps)?,
                 inner: MapHandle::try_from(&skel.maps.steer_inner)?,
-            }),
+            },
         },
     };
     Ok((Loaded::new(program)?, maps))

@@ -1,5 +1,6 @@
 //! A program's state of networks: their addresses, their rings, their limits (see `bpf/steer.h`).
 
+use anyhow::{Context as _, ensure};
 use libbpf_rs::MapHandle;
 use xsk::metadata::{Field, Layout};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -87,26 +88,8 @@ pub fn note_layout() -> Layout {
     Layout::new(NOTE_MARK, NOTE_BYTES as u8, &fields).expect("four bytes before the mark")
 }
 
-/// Why an address cannot be set.
-///
-/// `station` is as given; `source` is what libbpf returned.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum StationError {
-    /// The address is multicast, or the VLAN invalid.
-    #[error("{} in VLAN {} is no valid station: the address is multicast, or the VLAN above {LAST_VLAN}",
-        crate::mac_text(.station.mac), .station.vlan)]
-    Impossible { station: Station },
-    /// Another network of the interface has it.
-    #[error("another network of this interface has {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
-    Taken { station: Station },
-    /// The kernel refused it, mostly because there are too many.
-    #[error("cannot set {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
-    Kernel {
-        station: Station,
-        #[source]
-        source: libbpf_rs::Error,
-    },
+fn text(Station { vlan, mac }: Station) -> String {
+    format!("{} in VLAN {vlan}", crate::mac_text(mac))
 }
 
 /// The maps of networks.
@@ -115,8 +98,7 @@ pub(crate) struct NetworkMaps {
     pub(crate) stations: MapHandle,
     pub(crate) rings: MapHandle,
     pub(crate) limits: MapHandle,
-    /// `None`: the program is of a version without them.
-    pub(crate) tunnels: Option<Tunnels>,
+    pub(crate) tunnels: Tunnels,
 }
 
 impl NetworkMaps {
@@ -143,26 +125,15 @@ impl NetworkMaps {
     };
 
     /// All maps with their shapes.
-    pub(crate) fn all(&mut self) -> impl Iterator<Item = (Shape, &mut MapHandle)> {
-        let tunnels = self.tunnels.as_mut().map(
-            |Tunnels {
-                 tunnels,
-                 vteps,
-                 inner,
-             }| {
-                [
-                    (Tunnels::TUNNELS, tunnels),
-                    (Tunnels::VTEPS, vteps),
-                    (Tunnels::INNER, inner),
-                ]
-            },
-        );
-        let all = [
+    pub(crate) fn all(&mut self) -> [(Shape, &mut MapHandle); 6] {
+        [
             (Self::STATIONS, &mut self.stations),
             (Self::RINGS, &mut self.rings),
             (Self::LIMITS, &mut self.limits),
-        ];
-        all.into_iter().chain(tunnels.into_iter().flatten())
+            (Tunnels::TUNNELS, &mut self.tunnels.tunnels),
+            (Tunnels::VTEPS, &mut self.tunnels.vteps),
+            (Tunnels::INNER, &mut self.tunnels.inner),
+        ]
     }
 
     /// `has_tunnel`: the network's stations are those of a tunnel.
@@ -171,35 +142,35 @@ impl NetworkMaps {
         (network, has_tunnel): (u32, bool),
         station: Station,
         port: u32,
-    ) -> Result<(), StationError> {
-        if !station.is_possible() {
-            return Err(StationError::Impossible { station });
+    ) -> anyhow::Result<()> {
+        ensure!(
+            station.is_possible(),
+            "{} is no valid station: the address is multicast, or the VLAN above {LAST_VLAN}",
+            text(station)
+        );
+        // Mostly because there are too many.
+        let refused = || format!("cannot set {}", text(station));
+        if has_tunnel {
+            let set = self.tunnels.set_station(network, station, Some(port));
+            return set.with_context(refused);
         }
-        let refused = |source| StationError::Kernel { station, source };
-        if let Some(tunnels) = self.tunnels.as_ref().filter(|_| has_tunnel) {
-            return tunnels.set_station(network, station, Some(port)).map_err(refused);
-        }
-        match self.member(station)? {
-            Some(member) if member.network != network => return Err(StationError::Taken { station }),
-            _ => {}
-        }
+        let before = self.member(station).with_context(refused)?;
+        ensure!(
+            before.is_none_or(|member| member.network == network),
+            "another network of this interface has {}",
+            text(station)
+        );
         let member = Member { port, network };
-        map::set(&self.stations, &station, &member).map_err(refused)
+        map::set(&self.stations, &station, &member).with_context(refused)
     }
 
     /// Removes it from the network and its tunnel.
-    pub(crate) fn remove_station(&self, network: u32, station: Station) -> Result<(), StationError> {
-        let refused = |source| StationError::Kernel { station, source };
-        if let Some(tunnels) = &self.tunnels {
-            tunnels.set_station(network, station, None).map_err(refused)?;
+    pub(crate) fn remove_station(&self, network: u32, station: Station) -> libbpf_rs::Result<()> {
+        self.tunnels.set_station(network, station, None)?;
+        match self.member(station)? {
+            Some(member) if member.network == network => map::remove(&self.stations, &station).map(drop),
+            _ => Ok(()),
         }
-        if self
-            .member(station)?
-            .is_none_or(|member| member.network != network)
-        {
-            return Ok(());
-        }
-        map::remove(&self.stations, &station).map(drop).map_err(refused)
     }
 
     /// All stations with port and network, in order.
@@ -210,13 +181,13 @@ impl NetworkMaps {
                 Some((station, member.port, member.network))
             })
             .collect();
-        all.extend(self.tunnels.iter().flat_map(Tunnels::all_stations));
+        all.extend(self.tunnels.all_stations());
         all.sort_unstable();
         all
     }
 
-    fn member(&self, station: Station) -> Result<Option<Member>, StationError> {
-        map::get(&self.stations, &station).map_err(|source| StationError::Kernel { station, source })
+    fn member(&self, station: Station) -> libbpf_rs::Result<Option<Member>> {
+        map::get(&self.stations, &station)
     }
 }
 

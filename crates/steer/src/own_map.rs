@@ -10,12 +10,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
+use anyhow::Context as _;
 use libbpf_rs::{MapHandle, MapType};
 
 use crate::capture::messages_of;
 use crate::layout::{MapSlot, QueueConf, lasting_bits, word_with_own_map};
 use crate::map;
-use crate::program::{Program, QueueError};
+use crate::program::{Program, no_socket, socket_stays};
 use crate::shape::Shape;
 
 const SHAPE: Shape = Shape {
@@ -75,19 +76,18 @@ impl Program {
     /// [`Program::deactivate_queue`] end that; [`Program::disable_queue`] also removes the map from the program.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`] or [`QueueError::Socket`]; the queue stays as it was.
-    pub fn activate_own_map(&self, queue: u32, socket: &OwnMap, conf: QueueConf) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`](crate::MAX_QUEUES), or the kernel's; the queue stays as it was.
+    pub fn activate_own_map(&self, queue: u32, socket: &OwnMap, conf: QueueConf) -> anyhow::Result<()> {
         let word = self.word(queue)?;
-        map::set(&self.own, &queue, &socket.as_fd().as_raw_fd())
-            .map_err(|source| QueueError::Socket { queue, source })?;
+        map::set(&self.own, &queue, &socket.as_fd().as_raw_fd()).with_context(|| no_socket(queue))?;
         let word = conf.to_word(MapSlot::First) | lasting_bits(word);
         self.set_word(queue, word_with_own_map(word))
     }
 
     /// Removes this queue's own map from the program.
-    pub(crate) fn remove_own_map(&self, queue: u32) -> Result<(), QueueError> {
+    pub(crate) fn remove_own_map(&self, queue: u32) -> anyhow::Result<()> {
         map::remove(&self.own, &queue)
             .map(drop)
-            .map_err(|source| QueueError::Remove { queue, source })
+            .with_context(|| socket_stays(queue))
     }
 }

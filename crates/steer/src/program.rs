@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use anyhow::{Context as _, bail, ensure};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType};
 
 use crate::attach::Target;
@@ -37,64 +38,6 @@ use crate::notes::{Note, Notes, Now, Turn};
 use crate::own_layouts::Generation;
 use crate::shape::Shape;
 use crate::tunnel::Tunnels;
-
-/// Why a queue could not be configured or read.
-///
-/// `queue`, `vlan` and `network` (its first queue) are as given, `source` is libbpf's error.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum QueueError {
-    /// The program has no entry for this queue.
-    #[error("queue {queue} is beyond the {MAX_QUEUES} queues that the XDP program knows")]
-    OutOfRange { queue: u32 },
-    /// The kernel refused the socket: it is no AF_XDP socket, or has no RX ring (ENOBUFS).
-    #[error("cannot give queue {queue} its AF_XDP socket")]
-    Socket {
-        queue: u32,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The slot of the socket could not be emptied.
-    #[error("cannot remove the AF_XDP socket of queue {queue}")]
-    Remove {
-        queue: u32,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// An invalid VLAN.
-    #[error("VLAN {vlan} is invalid: VLAN IDs are 1 to {LAST_VLAN}, and 0 for frames without one")]
-    Vlan { vlan: u16 },
-    /// The kernel refused an address or a VLAN, mostly because there are too many.
-    #[error("cannot set the filter of queue {queue}")]
-    Filter {
-        queue: u32,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The program was attached by a version that does not decapsulate frames.
-    #[error(
-        "the program on the interface is of an older version, which does not decapsulate frames: it goes with the \
-         interface's last lease: stop all daemons that use the interface, and start them again"
-    )]
-    NoTunnels,
-    /// The kernel refused a map update for a network.
-    #[error("cannot set up or end the network of queue {network}")]
-    Network {
-        network: u32,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The counters could not be read.
-    #[error("cannot read the counters of queue {queue}")]
-    Counters {
-        queue: u32,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The counters are not those of this version of the program: a bug of this crate.
-    #[error("the counters of queue {queue} have another layout than this version's")]
-    Layout { queue: u32 },
-}
 
 /// The steering program, attached to one interface for as long as this value exists, or until it is detached if it was
 /// [pinned](Program::pin).
@@ -217,8 +160,8 @@ impl Program {
     /// already, this changes its socket and configuration.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Socket`] if `xsk` is no AF_XDP socket; the queue stays as it was.
-    pub fn enable_queue(&self, queue: u32, xsk: BorrowedFd<'_>, conf: QueueConf) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`], or `xsk` is no AF_XDP socket; the queue stays as it was.
+    pub fn enable_queue(&self, queue: u32, xsk: BorrowedFd<'_>, conf: QueueConf) -> anyhow::Result<()> {
         self.place_socket(queue, xsk)?;
         self.activate_queue(queue, conf)
     }
@@ -229,10 +172,9 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::enable_queue`].
-    pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> Result<(), QueueError> {
+    pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> anyhow::Result<()> {
         let key = self.slot(queue)?.other().key(queue);
-        map::set(&self.sockets, &key, &xsk.as_raw_fd())
-            .map_err(|source| QueueError::Socket { queue, source })?;
+        map::set(&self.sockets, &key, &xsk.as_raw_fd()).with_context(|| no_socket(queue))?;
         self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
@@ -241,16 +183,16 @@ impl Program {
     /// an RX ring, into an empty slot, and removes it again.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Socket`].
-    pub fn has_socket(&self, queue: u32, other: BorrowedFd<'_>) -> Result<bool, QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`], or the kernel's.
+    pub fn has_socket(&self, queue: u32, other: BorrowedFd<'_>) -> anyhow::Result<bool> {
         let slot = self.slot(queue)?;
         for slot in [slot, slot.other()] {
             let key = slot.key(queue);
             match map::set_as(&self.sockets, &key, &other.as_raw_fd(), MapFlags::NO_EXIST) {
                 Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => return Ok(true),
-                updated => updated.map_err(|source| QueueError::Socket { queue, source })?,
+                updated => updated.with_context(|| no_socket(queue))?,
             }
-            map::remove(&self.sockets, &key).map_err(|source| QueueError::Socket { queue, source })?;
+            map::remove(&self.sockets, &key).with_context(|| no_socket(queue))?;
         }
         Ok(false)
     }
@@ -260,16 +202,16 @@ impl Program {
     /// with this configuration; without a socket, frames are passed to the host, and counted as `no_socket`.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`].
-    pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`].
+    pub fn activate_queue(&self, queue: u32, conf: QueueConf) -> anyhow::Result<()> {
         self.activate_judged(queue, conf, true)
     }
 
     /// As [`Program::activate_queue`], with hints only if `hints` allows them; [`Program::allow_hints`] changes that.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`].
-    pub fn activate_judged(&self, queue: u32, conf: QueueConf, hints: bool) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`].
+    pub fn activate_judged(&self, queue: u32, conf: QueueConf, hints: bool) -> anyhow::Result<()> {
         let word = self.word(queue)?;
         let slot = match word_has_successor(word) {
             true => MapSlot::of_word(word).other(),
@@ -282,16 +224,16 @@ impl Program {
     /// Allows `queue` the hints that its [`QueueConf`] requests, or disables them.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`].
-    pub fn allow_hints(&self, queue: u32, allowed: bool) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`].
+    pub fn allow_hints(&self, queue: u32, allowed: bool) -> anyhow::Result<()> {
         self.set_word(queue, word_with_hints(self.word(queue)?, allowed))
     }
 
     /// From now on the frames of `queue` are passed to the host; its sockets stay in the map.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`].
-    pub fn deactivate_queue(&self, queue: u32) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`].
+    pub fn deactivate_queue(&self, queue: u32) -> anyhow::Result<()> {
         let word = self.word(queue)?;
         let inactive = MapSlot::of_word(word).inactive_word() | lasting_bits(word);
         match word_has_successor(word) {
@@ -305,25 +247,27 @@ impl Program {
     /// changed, frames that match the old or the new one go to the socket.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], [`QueueError::Vlan`], or [`QueueError::Filter`]; only frames that match
-    /// the old or the new filter go to the socket.
-    pub fn set_filter(&self, queue: u32, filter: &Filter) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`], a VLAN invalid, or the kernel's; only frames that match the old or the new
+    /// filter go to the socket.
+    pub fn set_filter(&self, queue: u32, filter: &Filter) -> anyhow::Result<()> {
         let word = self.word(queue)?;
         if let Some(&vlan) = filter.vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
-            return Err(QueueError::Vlan { vlan });
+            bail!("VLAN {vlan} is invalid: VLAN IDs are 1 to {LAST_VLAN}, and 0 for frames without one");
         }
+        // Mostly because there are too many.
+        let refused = || format!("cannot set the filter of queue {queue}");
         // New entries are added first, and stale ones removed last; the store of the word in between enables
         // the filter.
         for entry in filter.entries(queue) {
-            map::set(&self.entries, &entry, &1u8).map_err(|source| QueueError::Filter { queue, source })?;
+            map::set(&self.entries, &entry, &1u8).with_context(refused)?;
         }
         self.set_word(queue, word & !filter_bits(u64::MAX) | filter.bits())?;
         let wanted: Vec<Entry> = filter.entries(queue).collect();
         let stale = self.entries_of(queue).filter(|entry| !wanted.contains(entry));
         let mut result = Ok(());
         for entry in stale.collect::<Vec<_>>() {
-            if let Err(source) = map::remove(&self.entries, &entry) {
-                result = Err(QueueError::Filter { queue, source });
+            if let Err(error) = map::remove(&self.entries, &entry) {
+                result = Err(error).with_context(refused);
             }
         }
         result
@@ -332,8 +276,8 @@ impl Program {
     /// The filter of the queue.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`].
-    pub fn filter(&self, queue: u32) -> Result<Filter, QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`].
+    pub fn filter(&self, queue: u32) -> anyhow::Result<Filter> {
         self.word(queue)?;
         let mut filter = Filter::default();
         self.entries_of(queue).for_each(|entry| filter.add(entry));
@@ -350,14 +294,14 @@ impl Program {
     /// disabled already. Its filter stays.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its slot; frames
-    /// are passed to the host nevertheless.
-    pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
+    /// `queue` is beyond [`MAX_QUEUES`], or the kernel keeps a socket in its slot; frames are passed to the host
+    /// nevertheless.
+    pub fn disable_queue(&self, queue: u32) -> anyhow::Result<()> {
         let word = self.word(queue)?;
         self.set_word(queue, MapSlot::of_word(word).inactive_word() | lasting_bits(word))?;
         let remove = |slot: MapSlot| {
             let removed = map::remove(&self.sockets, &slot.key(queue)).map(drop);
-            removed.map_err(|source| QueueError::Remove { queue, source })
+            removed.with_context(|| socket_stays(queue))
         };
         // All are tried, even if the first fails.
         let removed = remove(MapSlot::First).and(remove(MapSlot::Second));
@@ -365,43 +309,39 @@ impl Program {
     }
 
     /// The slot of the queue's present or last socket.
-    fn slot(&self, queue: u32) -> Result<MapSlot, QueueError> {
+    fn slot(&self, queue: u32) -> anyhow::Result<MapSlot> {
         self.word(queue).map(MapSlot::of_word)
     }
 
     /// The word of a queue. Only this process changes it, and two callers must not change the same queue at the same
     /// time.
-    pub(crate) fn word(&self, queue: u32) -> Result<u64, QueueError> {
-        self.words.load(queue).ok_or(QueueError::OutOfRange { queue })
+    pub(crate) fn word(&self, queue: u32) -> anyhow::Result<u64> {
+        self.words.load(queue).with_context(|| out_of_range(queue))
     }
 
     /// What the program did with the frames of `queue` since it was attached, summed over the CPUs. Frames in
     /// flight may be missing.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], [`QueueError::Counters`] if the kernel refuses.
-    pub fn counters(&self, queue: u32) -> Result<QueueCounters, QueueError> {
-        if queue >= MAX_QUEUES {
-            return Err(QueueError::OutOfRange { queue });
-        }
+    /// `queue` is beyond [`MAX_QUEUES`], or the kernel's.
+    pub fn counters(&self, queue: u32) -> anyhow::Result<QueueCounters> {
+        ensure!(queue < MAX_QUEUES, out_of_range(queue));
         let (looked_up, _) = messages_of(|| self.counts.lookup_percpu(&queue.to_ne_bytes(), MapFlags::ANY));
         let cpus = looked_up
-            .map_err(|source| QueueError::Counters { queue, source })?
+            .with_context(|| format!("cannot read the counters of queue {queue}"))?
             .unwrap_or_default();
         let mut sum = QueueCounters::default();
-        if cpus.iter().all(|bytes| sum.add_cpu(bytes)) {
-            Ok(sum)
-        } else {
-            Err(QueueError::Layout { queue })
-        }
+        // Otherwise a bug of this crate.
+        ensure!(
+            cpus.iter().all(|bytes| sum.add_cpu(bytes)),
+            "the counters of queue {queue} have another layout than this version's"
+        );
+        Ok(sum)
     }
 
-    pub(crate) fn set_word(&self, queue: u32, word: u64) -> Result<(), QueueError> {
-        if self.words.store(queue, word) {
-            Ok(())
-        } else {
-            Err(QueueError::OutOfRange { queue })
-        }
+    pub(crate) fn set_word(&self, queue: u32, word: u64) -> anyhow::Result<()> {
+        ensure!(self.words.store(queue, word), out_of_range(queue));
+        Ok(())
     }
 }
 
@@ -469,8 +409,6 @@ impl Program {
                 Err(error) => Err(refused(path, error)),
             }
         };
-        // Marks may not be in use; an older version has not pinned maps of tunnels.
-        let map_if_any = |shape: Shape| dir.join(shape.name).exists().then(|| map(shape)).transpose();
         let queues = map(QUEUES)?;
         let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
             path: dir.join(QUEUES.name),
@@ -486,8 +424,9 @@ impl Program {
             layout: None,
         });
         let marks = OnceLock::new();
-        if let Some(map) = map_if_any(InterfaceMarks::SHAPE)? {
-            let _ = marks.set(InterfaceMarks(map));
+        // They may not be in use.
+        if dir.join(InterfaceMarks::SHAPE.name).exists() {
+            let _ = marks.set(InterfaceMarks(map(InterfaceMarks::SHAPE)?));
         }
         Ok(Self {
             attached,
@@ -501,7 +440,11 @@ impl Program {
                 stations: map(NetworkMaps::STATIONS)?,
                 rings: map(NetworkMaps::RINGS)?,
                 limits: map(NetworkMaps::LIMITS)?,
-                tunnels: Tunnels::of([Tunnels::TUNNELS, Tunnels::VTEPS, Tunnels::INNER].map(map_if_any))?,
+                tunnels: Tunnels {
+                    tunnels: map(Tunnels::TUNNELS)?,
+                    vteps: map(Tunnels::VTEPS)?,
+                    inner: map(Tunnels::INNER)?,
+                },
             },
             number,
             generation: OnceLock::new(),
@@ -520,6 +463,19 @@ impl Program {
 /// An error of the kernel.
 pub fn detach_pinned(dir: &Path) -> io::Result<()> {
     link::detach_pinned(&dir.join(LINK))
+}
+
+fn out_of_range(queue: u32) -> String {
+    format!("queue {queue} is beyond the {MAX_QUEUES} queues that the XDP program knows")
+}
+
+/// The kernel refused the socket: it is no AF_XDP socket, or has no RX ring (ENOBUFS).
+pub(crate) fn no_socket(queue: u32) -> String {
+    format!("cannot give queue {queue} its AF_XDP socket")
+}
+
+pub(crate) fn socket_stays(queue: u32) -> String {
+    format!("cannot remove the AF_XDP socket of queue {queue}")
 }
 
 fn number_of(queues: &MapHandle) -> libbpf_rs::Result<u32> {

@@ -14,9 +14,9 @@
 //! earlier programs (`notes.rs`), and those of all possible later ones ([`Program::all_layouts`]). A program of another
 //! version has other layouts: a frame of it that arrives before its reader gets them is treated as one without hints.
 
-use std::io;
 use std::os::fd::AsFd;
 
+use anyhow::{Context as _, ensure};
 use xsk::metadata::Layout;
 
 use crate::btf::LayoutOfError;
@@ -28,45 +28,9 @@ use crate::mode::Mode;
 use crate::notes::{Note, Turn, each_once};
 use crate::own_layouts::Generation;
 use crate::program::Program;
-use crate::tunnel::Tunnels;
 
-/// Why the hints could not be changed. The attached program stays.
-///
-/// `source` is the error of libbpf or the kernel.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum HintsError {
-    /// Bound programs need native mode.
-    #[error("hints take native mode, and the program is in {mode} mode")]
-    Mode { mode: Mode },
-    /// The kernel lacks the functions.
-    #[error(
-        "this kernel has no {missing} for XDP programs (Linux 6.3, for vlan 6.8, with CONFIG_DEBUG_INFO_BTF)"
-    )]
-    Kernel { missing: HintSet },
-    /// The program cannot be loaded.
-    #[error("cannot load the XDP program for {hints}: {}", last_line(.detail))]
-    Load {
-        hints: HintSet,
-        /// libbpf's messages, the verifier's log among them; may be empty.
-        detail: String,
-        #[source]
-        source: libbpf_rs::Error,
-    },
-    /// The program's types are not the expected ones: a bug of this crate.
-    #[error("cannot determine the layout of the XDP program's metadata")]
-    Layout(#[source] LayoutOfError),
-    /// A map for hints cannot be created, pinned or written.
-    #[error("cannot create or update the maps for hints")]
-    Map(#[source] libbpf_rs::Error),
-    /// The link does not accept the program.
-    #[error("cannot replace the attached XDP program by the one for {hints}")]
-    Replace {
-        hints: HintSet,
-        #[source]
-        source: io::Error,
-    },
-}
+/// What is before an error about a map for hints: creating, pinning or writing it.
+const MAPS: &str = "cannot create or update the maps for hints";
 
 fn last_line(detail: &str) -> &str {
     let mut lines = detail.lines().rev().map(str::trim);
@@ -90,19 +54,22 @@ impl Program {
     /// omit them.
     ///
     /// # Errors
-    /// [`HintsError`]; the attached program stays.
-    pub fn set_hints(&self, hints: HintSet) -> Result<(), HintsError> {
+    /// The program is in another mode than native, which bound programs need; the kernel lacks the functions
+    /// ([`HintSet::of_kernel`]); or it refuses the program or a map. The attached program stays.
+    pub fn set_hints(&self, hints: HintSet) -> anyhow::Result<()> {
         let mut now = self.now.lock();
         if now.hints == hints {
             return Ok(());
         }
         let (mode, missing) = (self.mode(), hints.without(HintSet::of_kernel()));
-        if !hints.is_empty() && mode != Mode::Native {
-            return Err(HintsError::Mode { mode });
-        }
-        if !missing.is_empty() {
-            return Err(HintsError::Kernel { missing });
-        }
+        ensure!(
+            hints.is_empty() || mode == Mode::Native,
+            "hints take native mode, and the program is in {mode} mode"
+        );
+        ensure!(
+            missing.is_empty(),
+            "this kernel has no {missing} for XDP programs (Linux 6.3, for vlan 6.8, with CONFIG_DEBUG_INFO_BTF)"
+        );
         let (loaded, layout) = self.load_after(&now, hints)?;
         let note = Note {
             program: loaded.id,
@@ -112,10 +79,10 @@ impl Program {
             layout,
         };
         // The record first, so that the next owner of the link finds it whenever this process dies.
-        self.notes.add(&note).map_err(HintsError::Map)?;
+        self.notes.add(&note).context(MAPS)?;
         self.attached
             .replace(loaded.program.as_fd())
-            .map_err(|source| HintsError::Replace { hints, source })?;
+            .with_context(|| format!("cannot replace the attached XDP program by the one for {hints}"))?;
         *now = note;
         Ok(())
     }
@@ -155,7 +122,7 @@ impl Program {
     }
 
     /// Loads the program that writes these hints, with the maps of the attached one.
-    fn load_after(&self, now: &Note, hints: HintSet) -> Result<(Loaded, Option<Layout>), HintsError> {
+    fn load_after(&self, now: &Note, hints: HintSet) -> anyhow::Result<(Loaded, Option<Layout>)> {
         let mut reused = vec![
             ("steer_queues", self.queues.as_fd()),
             ("steer_sockets", self.sockets.as_fd()),
@@ -165,23 +132,12 @@ impl Program {
             ("steer_rings", self.networks.rings.as_fd()),
             ("steer_limits", self.networks.limits.as_fd()),
             ("steer_own", self.own.as_fd()),
+            ("steer_tunnels", self.networks.tunnels.tunnels.as_fd()),
+            ("steer_vteps", self.networks.tunnels.vteps.as_fd()),
+            ("steer_inner", self.networks.tunnels.inner.as_fd()),
         ];
-        let tunnels = self.networks.tunnels.as_ref();
-        reused.extend(tunnels.into_iter().flat_map(
-            |Tunnels {
-                 tunnels,
-                 vteps,
-                 inner,
-             }| {
-                [
-                    ("steer_tunnels", tunnels.as_fd()),
-                    ("steer_vteps", vteps.as_fd()),
-                    ("steer_inner", inner.as_fd()),
-                ]
-            },
-        ));
         if hints.has(HintSet::MARK) {
-            let marks = self.marks().map_err(HintsError::Map)?;
+            let marks = self.marks().context(MAPS)?;
             reused.push((MARKS, marks.0.as_fd()));
         }
         let (loaded, detail) = messages_of(|| match hints.is_empty() {
@@ -201,12 +157,13 @@ impl Program {
             }
         });
         loaded.map_err(|error| match error {
-            BoundError::Load(source) => HintsError::Load {
-                hints,
-                detail,
-                source,
-            },
-            BoundError::Layout(source) => HintsError::Layout(source),
+            BoundError::Load(source) => anyhow::Error::new(source).context(format!(
+                "cannot load the XDP program for {hints}: {}",
+                last_line(&detail)
+            )),
+            // A bug of this crate.
+            BoundError::Layout(source) => anyhow::Error::new(source)
+                .context("cannot determine the layout of the XDP program's metadata"),
         })
     }
 }

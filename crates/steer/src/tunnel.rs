@@ -13,7 +13,7 @@ use crate::shape::Shape;
 /// Maximum number of tunnels of all networks of an interface; `STEER_MAX_TUNNELS`.
 const MAX_TUNNELS: u32 = 1024;
 /// Maximum number of hosts from which networks of an interface take packets; `STEER_MAX_VTEPS`.
-const MAX_VTEPS: u32 = 65_536;
+pub(crate) const MAX_VTEPS: u32 = 65_536;
 /// `STEER_GENEVE`
 const GENEVE: u8 = 0x80;
 
@@ -216,19 +216,6 @@ impl Tunnels {
         value_bytes: 4,
         entries: MAX_STATIONS,
     };
-
-    /// The maps of a program; `None`: it is of a version without one of them.
-    pub(crate) fn of<E>(maps: [Result<Option<MapHandle>, E>; 3]) -> Result<Option<Self>, E> {
-        let [tunnels, vteps, inner] = maps;
-        let (Some(tunnels), Some(vteps), Some(inner)) = (tunnels?, vteps?, inner?) else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            tunnels,
-            vteps,
-            inner,
-        }))
-    }
 
     /// Sets the tunnel of a network that has none, with its host if it is one of Geneve. Without room for the host its
     /// packets go to the kernel.

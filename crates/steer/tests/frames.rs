@@ -5,7 +5,7 @@ use crate::common;
 use std::os::fd::AsFd;
 
 use common::{Pair, bare, frame, no_socket, test_run};
-use steer::{MAX_QUEUES, ModeRequest, Program, QueueConf, QueueCounters, QueueError, VirtioHeader};
+use steer::{MAX_QUEUES, ModeRequest, Program, QueueConf, QueueCounters, VirtioHeader};
 use testkit::wait;
 
 const REQUESTS: [ModeRequest; 2] = [ModeRequest::Native, ModeRequest::Skb];
@@ -203,8 +203,8 @@ fn queue_beyond_the_map_is_refused_by_number() {
             program.counters(queue).expect_err("beyond"),
         ];
         for error in errors {
-            assert!(matches!(error, QueueError::OutOfRange { .. }), "{error:?}");
-            assert!(error.to_string().contains(&queue.to_string()), "{error}");
+            let beyond = format!("queue {queue} is beyond");
+            assert!(error.to_string().contains(&beyond), "{error}");
         }
     }
 }
@@ -216,7 +216,7 @@ fn what_is_no_xdp_socket_is_refused_and_the_queue_passes() {
     let error = program
         .enable_queue(0, no_socket().as_fd(), bare(1514))
         .expect_err("/dev/null");
-    assert!(matches!(error, QueueError::Socket { queue: 0, .. }), "{error:?}");
+    assert!(error.to_string().contains("queue 0 its AF_XDP socket"), "{error}");
     pair.far_socket.send(&frame(99));
     assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(99)));
 }

@@ -9,7 +9,7 @@ use common::receiver::Receiver;
 use common::{Pair, bare, frame_to, test_run};
 use steer::{
     Filter, Group, ModeRequest, MulticastLimit, MulticastReader, MulticastRing, NOTE_BYTES, Program,
-    QueueCounters, Station, StationError, noted_port,
+    QueueCounters, Station, noted_port,
 };
 use testkit::{BpfFs, frame, wait};
 
@@ -324,8 +324,10 @@ fn networks_of_one_interface_have_neither_stations_nor_groups_in_common() {
     let other = MulticastRing::new().expect("memory");
     program.set_network(2..4, NO_LIMIT, &other).expect("in range");
     program.set_station(2, station(0, OTHER), 1).expect("room");
-    let taken = program.set_station(0, station(0, OTHER), 1);
-    assert!(matches!(taken, Err(StationError::Taken { .. })), "{taken:?}");
+    let taken = program
+        .set_station(0, station(0, OTHER), 1)
+        .expect_err("it is 2's");
+    assert!(taken.to_string().contains("another network"), "{taken}");
     program
         .remove_station(0, station(0, OTHER))
         .expect("not ours, hence nothing to do");
@@ -352,11 +354,8 @@ fn stations_change_and_go_with_their_network() {
     let verdict = || test_run(program.id(), 0, &frame_to(OURS, &[]));
     assert_eq!(verdict(), XDP_PASS);
     for impossible in [station(4095, OURS), station(0, GROUP)] {
-        let refused = program.set_station(0, impossible, 1);
-        assert!(
-            matches!(refused, Err(StationError::Impossible { .. })),
-            "{refused:?}"
-        );
+        let refused = program.set_station(0, impossible, 1).expect_err("impossible");
+        assert!(refused.to_string().contains("no valid station"), "{refused}");
     }
     program.set_station(0, station(0, OURS), 1).expect("room");
     program.set_station(0, station(5, OURS), 2).expect("room");

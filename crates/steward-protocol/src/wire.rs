@@ -144,7 +144,7 @@ impl Io<'_, '_> {
     }
 }
 
-/// Numbers, and arrays of them, in the byte order of the machine.
+/// Numbers, and arrays and structures of them, in the byte order of the machine.
 macro_rules! numbers {
     ($($type:ty),*) => {$(
         impl Wire for $type {
@@ -161,37 +161,17 @@ macro_rules! numbers {
 }
 
 numbers!(
-    u16, u32, i32, u64, [u8; 6], [u8; 16], [u32; 2], [u32; 3], [u32; 5]
+    u16,
+    u32,
+    i32,
+    u64,
+    [u8; 6],
+    [u8; 16],
+    [u32; 2],
+    [u32; 3],
+    [u32; 5],
+    QueueCounters
 );
-
-/// How many counters of the program there were before others were added, which are left out while they are 0: lessees of
-/// an older version do not know them.
-const FIRST_COUNTERS: usize = 9;
-
-impl Wire for QueueCounters {
-    fn write(&self, to: &mut Vec<u8>) {
-        let (first, later) = self.as_bytes().split_at(FIRST_COUNTERS * size_of::<u64>());
-        to.extend_from_slice(first);
-        if later.iter().any(|&byte| byte != 0) {
-            to.extend_from_slice(later);
-        }
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        let mut counters = Self::default();
-        let (first, later) = counters
-            .as_mut_bytes()
-            .split_at_mut(FIRST_COUNTERS * size_of::<u64>());
-        first.copy_from_slice(from.bytes(first.len())?);
-        if !from.rest.is_empty() {
-            later.copy_from_slice(from.bytes(later.len())?);
-            if later.iter().all(|&byte| byte == 0) {
-                return Err(from.wrong_length());
-            }
-        }
-        Ok(counters)
-    }
-}
 
 /// Flags, of which the first is bit 0 of a `u32`.
 impl<const N: usize> Wire for [bool; N] {

@@ -97,7 +97,7 @@ fn run(cli: &Options) -> Result<(), String> {
     let policy = match Policy::read(&cli.policy) {
         // Nothing is leased any more.
         Err(_) if cli.take_back => Policy::for_one([])?,
-        policy => policy.map_err(|error| with_sources(&error))?,
+        policy => policy.map_err(with_sources)?,
     };
     if cli.check {
         print!("{}", policy.shown);
@@ -201,7 +201,7 @@ fn store(cli: &Options) -> Result<Store, StoreError> {
 /// Undoes what an earlier steward left, and ends.
 fn take_back(cli: &Options, policy: Policy) -> Result<(), String> {
     let nobody = new_socket(SocketFlags::empty()).map_err(|error| format!("no socket: {error}"))?;
-    let store = store(cli).map_err(|error| with_sources(&error))?;
+    let store = store(cli).map_err(with_sources)?;
     let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
     let server = server.with_part(zcrx::LOADER).with_netkits(&netkit::Devices);
     server.with_store(store).end_all();

@@ -233,7 +233,7 @@ impl Ports {
                 network.with_context(|| format!("port {}: there is no network {name}", port.name))?;
             let end = network
                 .join(port, mac_of(port))
-                .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(error.as_ref())))?;
+                .map_err(|error| anyhow!("port {}: {}", port.name, with_sources(error)))?;
             return Ok(AttachedTo::Network(end));
         }
         let cable = port.nic.cable().map(|name| {
@@ -250,8 +250,7 @@ impl Ports {
     fn open_network(&self, network: &NetworkConfig) -> anyhow::Result<()> {
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
         let opened = Network::open(network.clone(), interfaces, workers);
-        let opened =
-            opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(error.as_ref())))?;
+        let opened = opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(error)))?;
         self.networks.locked().push(opened);
         Ok(())
     }

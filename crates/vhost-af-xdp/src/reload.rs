@@ -390,7 +390,7 @@ impl Reader {
         let file = &self.file;
         let port = |table: &Entry<Port>| {
             let built = build_port(&file.path, table, ports);
-            let port = built.map_err(|error| with_sources(&error))?;
+            let port = built.map_err(with_sources)?;
             match self.reach.lacks(&port) {
                 None => Ok(port),
                 Some((key, why)) => Err(format!("{}: {why}", file.place_of(table, key))),
@@ -398,7 +398,7 @@ impl Reader {
         };
         let network = |table: &Entry<Network>| {
             let built = build_network(&file.path, table);
-            let network = built.map_err(|error| with_sources(&error))?;
+            let network = built.map_err(with_sources)?;
             match self.reach.lacks_uplink(&network) {
                 None => Ok(network),
                 Some(why) => Err(format!("{}: {why}", file.place_of(table, "uplink"))),

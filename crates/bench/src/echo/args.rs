@@ -51,7 +51,7 @@ impl Unavailable {
             Some(OpenError::Zcrx(refused)) => {
                 format!("{refused}: choose --engine io-uring, which receives by copy")
             }
-            _ => steer::with_sources(error.as_ref()),
+            _ => steer::with_sources(&**error),
         };
         Self { engine, reason }
     }

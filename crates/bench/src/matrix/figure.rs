@@ -68,7 +68,7 @@ impl Setting<'_> {
             Path::Xdp => self.by_program(),
         };
         let _ = rustix::thread::sched_setaffinity(None, self.all_cpus);
-        figure.map_err(|error| with_sources(error.as_ref()))
+        figure.map_err(with_sources)
     }
 
     fn over_xdp(&self, mode: Mode, zero_copy: bool) -> anyhow::Result<Figure> {

@@ -42,7 +42,7 @@ impl BridgePorts {
     /// Why it cannot, with the remedy.
     pub fn of(bridges: &BridgeFdb, uplink: &Link, tap: &str) -> Result<(bool, Self), String> {
         let bridge = bridges.advertising_bridge(uplink)?;
-        let device = Link::find_by_name(tap).map_err(|error| with_sources(&error))?;
+        let device = Link::find_by_name(tap).map_err(with_sources)?;
         let device = device.ok_or_else(|| format!("{tap} is gone"))?;
         let ports = Self {
             bridge,

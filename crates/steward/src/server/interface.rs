@@ -145,12 +145,7 @@ impl Interface {
         match opened {
             Ok(program) => {
                 // If it was attached again and not recorded yet, lessees do not know of it.
-                let is_same = match record.attached {
-                    // Recorded by a version without this field.
-                    0 => program.id() == record.program,
-                    attached => program.number() == attached,
-                };
-                if !is_same {
+                if program.number() != record.attached {
                     interface.generation = interface.generation.wrapping_add(1);
                 }
                 interface.note.clone_from(&record.note);

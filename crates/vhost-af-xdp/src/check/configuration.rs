@@ -293,10 +293,10 @@ impl Look<'_> {
         }
         let checks = [check_privileges(config), user_of(config).map(drop)];
         for error in checks.into_iter().filter_map(Result::err) {
-            self.error(Kind::Privileges, "daemon", &with_sources(error.as_ref()));
+            self.error(Kind::Privileges, "daemon", &with_sources(error));
         }
         if let Err(error) = external::check_inherited(config) {
-            self.error(Kind::Descriptor, "daemon", &with_sources(error.as_ref()));
+            self.error(Kind::Descriptor, "daemon", &with_sources(error));
         }
         let ports = config.ports.iter().map(PortConfig::copy_bytes);
         let uplinks = config
@@ -377,7 +377,7 @@ impl Look<'_> {
         };
         let asked = std::thread::scope(|scope| scope.spawn(ask).join());
         if let Ok(Err(error)) = asked {
-            self.error(Kind::Steward, "daemon", &with_sources(error.as_ref()));
+            self.error(Kind::Steward, "daemon", &with_sources(error));
             return None;
         }
         let process = process_at(path);
@@ -427,7 +427,7 @@ impl Look<'_> {
         let control = named_control(self.config).filter(|_| self.running.is_some());
         let look = || {
             let facts = Facts::of(name, control, steward);
-            facts.map(Arc::new).map_err(|error| with_sources(error.as_ref()))
+            facts.map(Arc::new).map_err(with_sources)
         };
         self.interfaces
             .entry(name.to_owned())

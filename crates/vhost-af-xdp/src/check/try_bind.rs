@@ -63,7 +63,7 @@ pub(super) fn run(facts: &Facts) -> TryReport {
         None => Some("no queue is free".to_owned()),
         Some(queue) => {
             let tried = attempt(facts, queue, &mut tried);
-            tried.err().map(|error| with_sources(error.as_ref()))
+            tried.err().map(with_sources)
         }
     };
     tried

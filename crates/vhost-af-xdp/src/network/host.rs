@@ -157,7 +157,7 @@ impl Network {
     /// Stores the result; logs a change.
     fn note_host(&self, state: &mut State, reached: Result<(), InterfaceError>) {
         let host = &mut state.host;
-        let why = reached.err().map(|error| with_sources(&error));
+        let why = reached.err().map(with_sources);
         if let (Some(why), true) = (&why, why != host.impaired) {
             tracing::warn!(network = self.name, "guests do not reach the host: {why}");
         }

@@ -163,7 +163,7 @@ impl Network {
             Some((Err(lost), interface)) => {
                 drop(interface);
                 self.close_interface(&mut state);
-                self.note(&mut state, Err(with_sources(lost.as_ref())));
+                self.note(&mut state, Err(with_sources(lost)));
                 self.reopen_uplink(&mut state);
             }
             None => self.reopen_uplink(&mut state),
@@ -317,7 +317,7 @@ impl Network {
         if taken_up.is_ok() && state.interface.is_some() {
             tracing::info!(network = self.name, "uplink is back");
         }
-        self.note(state, taken_up.map_err(|error| with_sources(&error)));
+        self.note(state, taken_up.map_err(with_sources));
     }
 
     /// Opens the uplink's interface, and starts its queues.

@@ -128,7 +128,7 @@ impl Port {
         {
             Some((Ok(link), interface)) => follows = self.adapt(state, &interface, &link),
             Some((Err(lost), interface)) => {
-                let reason = with_sources(lost.as_ref());
+                let reason = with_sources(lost);
                 tracing::warn!(interface = name, port = %self.config.name, "{reason}");
                 if let Some(session) = &mut state.session {
                     session.stop_all(&self.workers);
@@ -281,7 +281,7 @@ impl Port {
             return false;
         };
         let followed = session.follow_mtu(&self.context(&attachment));
-        let failed = followed.as_ref().err().map(|error| with_sources(error.as_ref()));
+        let failed = followed.as_ref().err().map(|error| with_sources(&**error));
         if let Some(reason) = session.take_shortage().or(failed) {
             self.impair(state, reason);
         }
@@ -299,12 +299,12 @@ impl Port {
     /// Starts lanes that should run and do not.
     fn start_lanes(&self, state: &mut PortState) {
         let attachment = self.attachments(state.interface.as_ref());
-        let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));
+        let mut reason = self.check_mtu(state).err().map(with_sources);
         if let (None, Some(session)) = (&reason, &mut state.session) {
             let started = session.start_all(&self.context(&attachment));
             reason = session
                 .take_shortage()
-                .or_else(|| started.err().map(|error| with_sources(error.as_ref())));
+                .or_else(|| started.err().map(with_sources));
         }
         match reason {
             Some(reason) => self.impair(state, reason),

@@ -192,7 +192,7 @@ impl Port {
             self.looks.retry();
         }
         if let Err(error) = &result {
-            state.refusal = Some(with_sources(error.as_ref()));
+            state.refusal = Some(with_sources(&**error));
         }
         result
     }

@@ -93,7 +93,7 @@ impl Connection {
             kicks.clear();
             let began = Instant::now();
             let served = self.port.with_session(Session::serve_control);
-            *pending = served.map_err(|error| io::Error::other(with_sources(error.as_ref())))?;
+            *pending = served.map_err(|error| io::Error::other(with_sources(error)))?;
             // Limits a guest that sends commands or kicks all the time.
             if kicked || *pending {
                 std::thread::sleep(control_pause(began.elapsed()));

@@ -39,7 +39,7 @@ impl Connection {
                     self.port.warn(&error.to_string());
                     return Ok(());
                 }
-                Err(Closed::Refused(with_sources(error.as_ref())))
+                Err(Closed::Refused(with_sources(error)))
             }
         }
     }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use steer::{HintSet, HintsError, Mode, Program, with_sources};
+use steer::{HintSet, Mode, Program, with_sources};
 
 use super::Interface;
 use super::network::Network;
@@ -89,12 +89,13 @@ impl Hints {
         }
         let mut set = program.set_hints(wanted);
         self.why.clear();
-        if let Err(error @ HintsError::Kernel { missing }) = &set {
+        let possible = wanted.among(HintSet::of_kernel());
+        if let (Err(error), true) = (&set, possible != wanted) {
             self.why = error.to_string();
-            set = program.set_hints(wanted.without(*missing));
+            set = program.set_hints(possible);
         }
         if let Err(error) = set {
-            self.why = with_sources(&error);
+            self.why = with_sources(error);
         }
         self.failed = attempt.filter(|_| !self.why.is_empty());
         if self.failed.is_some() {

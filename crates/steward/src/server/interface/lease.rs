@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use steer::{MAX_QUEUES, ModeRequest, MulticastRing, QueueConf, QueueCounters, with_sources};
 
+use super::network::by_kernel;
 use super::{Interface, LeaseHints, Lessee};
 use crate::hardware::Names;
 use crate::server::leases::entries::Entries;
@@ -78,7 +79,7 @@ impl Interface {
             Reason::Kernel.because(format!(
                 "cannot place the socket of queue {queue} of {}: {}",
                 self.link.name,
-                with_sources(&error)
+                with_sources(error)
             ))
         })
     }
@@ -208,6 +209,6 @@ pub(crate) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(
         .map_err(|text| Reason::NoInterface.because(text))
 }
 
-fn kernel<T>(result: Result<T, steer::QueueError>) -> Result<T, Refusal> {
-    result.map_err(|error| Reason::Kernel.because(with_sources(&error)))
+fn kernel<T>(result: anyhow::Result<T>) -> Result<T, Refusal> {
+    result.map_err(by_kernel)
 }

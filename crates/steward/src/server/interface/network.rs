@@ -4,17 +4,13 @@
 //! content for a program that is attached again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use steer::{
-    MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, Tunnel, queues_of,
-    with_sources,
-};
+use steer::{MulticastLimit, MulticastRing, Program, Station, Tunnel, queues_of, with_sources};
 
 use super::Interface;
 use host::links::Link;
@@ -86,17 +82,17 @@ impl Network {
             Some(tunnel) => program.set_tunnel(self.queues.clone(), number, tunnel),
             None => Ok(()),
         })
-        .map_err(|error| with_sources(&error))?;
+        .map_err(with_sources)?;
         // Without room for one, its packets go to the kernel.
         let mut vteps = self.vteps.iter();
         let has_all = vteps.try_for_each(|&vtep| program.change_vtep(number, (vtep, true)));
         if drops_unknown && has_all.is_ok() {
             let dropped = program.drop_unknown(self.queues.clone(), number);
-            dropped.map_err(|error| with_sources(&error))?;
+            dropped.map_err(with_sources)?;
         }
         let mut stations = self.stations.iter();
         let set = stations.try_for_each(|(&station, &port)| program.set_station(number, station, port));
-        set.map_err(|error| with_sources(&error))
+        set.map_err(with_sources)
     }
 
     /// Pins the ring next to the program.
@@ -115,8 +111,8 @@ fn with_tunnel(networks: &mut BTreeMap<u32, Network>, number: u32) -> Result<&mu
     network.filter(|its| its.tunnel.is_some()).ok_or_else(no_tunnel)
 }
 
-fn by_kernel<E: Error>(error: E) -> Refusal {
-    Reason::Kernel.because(with_sources(&error))
+pub(super) fn by_kernel(error: anyhow::Error) -> Refusal {
+    Reason::Kernel.because(with_sources(error))
 }
 
 impl Interface {
@@ -174,7 +170,7 @@ impl Interface {
     }
 
     /// Removes a network from the program and unpins its ring.
-    pub(super) fn end_network(&self, queues: Range<u32>, program: &Program) -> Result<(), QueueError> {
+    pub(super) fn end_network(&self, queues: Range<u32>, program: &Program) -> anyhow::Result<()> {
         program.end_network(queues.clone())?;
         if let Some(pins) = &self.pins {
             let _ = fs::remove_file(ring_path(pins, queues.start));
@@ -192,7 +188,7 @@ impl Interface {
                 continue;
             }
             if let Err(error) = self.end_network(queue..queue + 1, program) {
-                tracing::warn!(interface = self.link.name, "{}", with_sources(&error));
+                tracing::warn!(interface = self.link.name, "{}", with_sources(error));
             }
         }
         let entries = self.pins.as_ref().and_then(|pins| fs::read_dir(pins).ok());
@@ -370,7 +366,7 @@ impl Interface {
                 Some(port) => network.stations.insert(station, port),
                 None => network.stations.remove(&station),
             };
-            Ok::<(), StationError>(())
+            anyhow::Ok(())
         });
         self.accept_stations(first);
         changed.map_err(by_kernel)

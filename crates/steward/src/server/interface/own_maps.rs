@@ -64,7 +64,7 @@ impl Interface {
             true => program.deactivate_queue(queue),
             false => program.activate_own_map(queue, map, conf()),
         };
-        installed.map_err(|error| with_sources(&error))
+        installed.map_err(with_sources)
     }
 
     /// Lets a map receive frames by a new program, or after tags have become visible on the interface.
@@ -86,7 +86,7 @@ impl Interface {
         self.own_maps.remove(&queue);
         let disabled = self.program.as_ref().map(|program| program.disable_queue(queue));
         if let Some(Err(error)) = disabled {
-            tracing::warn!(interface = self.link.name, queue, "{}", with_sources(&error));
+            tracing::warn!(interface = self.link.name, queue, "{}", with_sources(error));
         }
     }
 

@@ -83,7 +83,7 @@ impl Interface {
         };
         let program = Program::attach(self.link.index, mode, wants_frags(self.link.mtu));
         may_crash("attached");
-        let program = program.map_err(|error| with_sources(&error))?;
+        let program = program.map_err(with_sources)?;
         let note = program.fallback().or(why).unwrap_or_default().to_owned();
         Ok((program, note))
     }
@@ -94,7 +94,7 @@ impl Interface {
         let known = attached.and_then(|(program, note)| {
             let mut entries = self.entries.values();
             let installed = entries.try_for_each(|entries| entries.install(&program));
-            installed.map_err(|error| with_sources(&error))?;
+            installed.map_err(with_sources)?;
             let mut networks = self.networks.iter();
             networks.try_for_each(|(&number, network)| network.install(number, &program))?;
             Ok((program, note))
@@ -134,7 +134,7 @@ impl Interface {
             .map_err(|error| error.to_string())
             .and_then(|()| {
                 may_crash("pins-made");
-                program.pin(pins).map_err(|error| with_sources(&error))?;
+                program.pin(pins).map_err(with_sources)?;
                 let mut networks = self.networks.values_mut();
                 let mut maps = self.own_maps.iter_mut();
                 networks

@@ -135,6 +135,6 @@ impl Interface {
             (&Step::Network { first, end }, Some(program)) => self.end_network(first..end, program),
             (&Step::Sockets { queue }, Some(program)) => program.disable_queue(queue),
         };
-        undone.map_err(|error| with_sources(&error))
+        undone.map_err(with_sources)
     }
 }

@@ -70,8 +70,7 @@ pub(crate) struct InterfaceRecord {
     pub(crate) ifindex: u32,
     /// The kernel's id of the program, 0 if there was none.
     pub(crate) program: u32,
-    /// The id of its layout of hints; 0: not known.
-    #[serde(default)]
+    /// Its number ([`steer::Program::number`]), which stays while it is attached; 0 if there was none.
     pub(crate) attached: u32,
     pub(crate) generation: u32,
     /// As in the protocol.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use steer::{Filter, Program, QueueError};
+use steer::{Filter, Program};
 
 use crate::hardware::{Names, Nic, NotMade, Order};
 use crate::server::journal::ledger::{Ledger, SteeringOutcome};
@@ -234,7 +234,7 @@ impl Entries {
 
     /// Sets the filters in a program, before any queue of the lease is active in it.
     /// Errors: the kernel's; a queue must not become active then.
-    pub(crate) fn install(&self, program: &Program) -> Result<(), QueueError> {
+    pub(crate) fn install(&self, program: &Program) -> anyhow::Result<()> {
         self.queues
             .clone()
             .try_for_each(|queue| program.set_filter(queue, &self.filter))

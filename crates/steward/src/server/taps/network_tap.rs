@@ -110,7 +110,7 @@ impl NetworkTap {
     /// The device, if it is there.
     /// Errors: in words.
     fn device(&self) -> Result<Option<Link>, String> {
-        Link::find_by_name(&self.tap.name).map_err(|error| with_sources(&error))
+        Link::find_by_name(&self.tap.name).map_err(with_sources)
     }
 
     /// Ensures that there is a device whose descriptors the lessee has. `has`: index of the device whose descriptors it
@@ -252,7 +252,7 @@ impl NetworkTap {
         let index = between.tap;
         let ends = (between.uplink, TapDevice { index, mac });
         let access = TapAccess::attach(program, self.to, self.user, ends, Hook::Best);
-        let mut access = access.map_err(|error| with_sources(error.as_ref()))?;
+        let mut access = access.map_err(with_sources)?;
         may_crash("joined");
         if let Some(pins) = interface.pins()
             && let Err(error) = access.pin(pins)

@@ -76,9 +76,9 @@ fn make(tap: &Tap, link: &Link) -> Result<(SendTapEnd, Vec<OwnedFd>), String> {
         io::ErrorKind::ResourceBusy => format!("{name} is there: close its descriptor first"),
         _ => failed("make the tap device (by /dev/net/tun)", error),
     })?;
-    let device = Link::by_name(name).map_err(|error| with_sources(&error))?;
+    let device = Link::by_name(name).map_err(with_sources)?;
     let sends = attach_redirect(device.index, link.index, tap.first);
-    sends.map_err(|error| with_sources(error.as_ref()))?;
+    sends.map_err(with_sources)?;
     // Not before: only the program may take its frames.
     tap.set_up(true).map_err(|error| failed("set up", error))?;
     let answer = SendTapEnd {

@@ -132,7 +132,7 @@ impl Session {
         error: &anyhow::Error,
         context: &PortContext<'_>,
     ) -> anyhow::Result<()> {
-        let why = Fallback::PlacementRefused(context.placement, with_sources(error.as_ref()));
+        let why = Fallback::PlacementRefused(context.placement, with_sources(&**error));
         let mut lines = context.lines.locked();
         if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %context.name, pair, "{why}{left_out}");
@@ -317,7 +317,7 @@ impl Session {
     fn or_wait(&mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         match result {
             Err(error) if error.downcast_ref().is_some_and(LaneError::is_of_host) => {
-                self.shortage = Some(with_sources(error.as_ref()));
+                self.shortage = Some(with_sources(error));
                 Ok(())
             }
             result => result,

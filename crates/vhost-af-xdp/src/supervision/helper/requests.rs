@@ -385,7 +385,7 @@ impl RequestServer {
                     left_out,
                     ..
                 } = &proposals.in_force;
-                let file = file::read(path).map_err(|error| steer::with_sources(error.as_ref()))?;
+                let file = file::read(path).map_err(steer::with_sources)?;
                 let mut file = ConfigFile {
                     added: added.clone(),
                     ..file
