@@ -358,5 +358,11 @@ mod tests {
             (0, none)
         );
         assert_ne!(key, entry(0x0105, none).0);
+        let without_route = Tunnel {
+            vni: 5,
+            port: 6081,
+            ..none
+        };
+        assert_eq!(entry(5, without_route), (key, value));
     }
 }
