@@ -28,7 +28,7 @@ pub struct Tunnel {
     pub vni: u32,
     /// UDP port to which its packets are sent.
     pub port: u16,
-    /// The host's address; unspecified: no frame is of this tunnel.
+    /// The host's address; unspecified: no frame is of this tunnel at the moment.
     pub local: IpAddr,
     /// The VLAN (802.1Q) in the only tag of its packets; 0: they have no tag, or one with a priority only.
     pub vlan: u16,
@@ -106,11 +106,14 @@ struct Value {
 fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
     let (local, version) = bytes_of(tunnel.local);
     let is_none = tunnel.local.is_unspecified();
-    // Tunnels that no frame is of have different keys.
-    let vni = if is_none { network >> 8 } else { tunnel.vni };
+    // Tunnels that no frame is of have different keys, which are no other tunnel's.
+    let (vni, port) = match is_none {
+        true => (network >> 8, 0),
+        false => (tunnel.vni, tunnel.port),
+    };
     let key = Key {
         vni: (vni << 8).to_be_bytes(),
-        port: tunnel.port.to_be_bytes(),
+        port: port.to_be_bytes(),
         // One of `MAX_QUEUES`.
         #[allow(clippy::cast_possible_truncation)]
         queues: queues_of(network) as u16,
@@ -195,8 +198,9 @@ pub(crate) struct Tunnels {
 }
 
 impl Tunnels {
+    /// `tunnels` was a map of VXLAN's only.
     pub(crate) const TUNNELS: Shape = Shape {
-        name: "tunnels",
+        name: "tunnels-2",
         kind: MapType::Hash,
         key_bytes: size_of::<Key>() as u32,
         value_bytes: size_of::<Value>() as u32,

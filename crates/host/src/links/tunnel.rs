@@ -64,13 +64,13 @@ pub struct Device {
 
 impl Device {
     /// Its tunnel, for packets that arrive at an interface: with a tag if a VLAN device (802.1Q) on that interface has the
-    /// local address. Without a local address no frame is of it.
+    /// local address. Without a local address no frame is of it, but it keeps its VNI.
     ///
     /// # Errors
     /// The kernel's, in words.
     pub fn tunnel_on(&self, interface: u32) -> Result<Tunnel, String> {
         if self.tunnel.local.is_unspecified() {
-            return Ok(Tunnel::none(self.tunnel.device));
+            return Ok(self.tunnel);
         }
         let vlan = vlan_on(interface, self.tunnel.local);
         let vlan = vlan.map_err(|error| format!("cannot find its local address: {error}"))?;
@@ -290,7 +290,8 @@ mod tests {
         assert_eq!((device.tunnel.device, vni, port), (7, 7, 6081));
         assert_eq!((remote, device.ttl), (Some(v4.into()), 9));
         // Until there is a route to the remote.
-        assert_eq!(device.tunnel_on(1), Ok(Tunnel::none(7)));
+        assert_eq!(device.tunnel_on(1), Ok(device.tunnel));
+        assert!(device.tunnel.local.is_unspecified());
         let refusal = |device: Result<Device, String>| device.expect_err("refused");
         for flag in [6, 14] {
             assert!(refusal(with(&[(flag, &[])])).contains("single VNI"), "{flag}");

@@ -289,6 +289,13 @@ fn packets_of_a_tunnel_of_geneve_are_the_kernels_without_room_for_its_host() {
         {}
         let tunnel = tunnel(local);
         program.set_tunnel(0..1, 0, tunnel).expect("without its host");
+        let refused = program.change_vtep(0, (sender(local), true));
+        assert!(
+            refused
+                .expect_err("no room")
+                .to_string()
+                .contains("at most 65536")
+        );
         assert_eq!(program.tunnels(0).get(&0), Some(&Tunnel::none(tunnel.device)));
         let sent = packed(local, &frame_to(OURS, &[]));
         pair.far_socket.send(&sent);

@@ -281,9 +281,13 @@ impl Follower {
 
     /// Changes since the last call of the VTEPs whose packets the program accepts.
     pub(super) fn take_vtep_changes(&mut self) -> Vec<VtepChange> {
-        // The steward knows the remote of a Geneve device.
-        if !std::mem::take(&mut self.is_unreported) || self.is_geneve() {
+        if !std::mem::take(&mut self.is_unreported) {
             return Vec::new();
+        }
+        if let Some(vtep) = self.device.tunnel.remote {
+            // The steward accepts only this one, and refuses it if the program has no room for it.
+            let is_added = true;
+            return vec![VtepChange { vtep, is_added }];
         }
         // Packets from others are not expected here: the kernel judges them, unless they are dropped.
         let is_taken = |is_on_underlay| is_on_underlay || self.takes_all_listed;

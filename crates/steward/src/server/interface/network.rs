@@ -65,11 +65,13 @@ impl Network {
     }
 
     /// The kernel tells tunnels of Geneve apart by the sender, too: that of another one is not the lessee's.
-    fn check_vteps(&self) -> Result<(), Refusal> {
-        let remote = self.tunnel.and_then(|tunnel| tunnel.remote);
-        let refused =
-            |remote| Reason::NotAllowed.because(format!("the tunnel is Geneve's: its VTEP is {remote}"));
-        remote.map(refused).map_or(Ok(()), Err)
+    fn check_vteps(&self, changes: &[VtepChange]) -> Result<(), Refusal> {
+        match self.tunnel.and_then(|tunnel| tunnel.remote) {
+            Some(vtep) if changes != [VtepChange { vtep, is_added: true }] => {
+                Reason::NotAllowed.refuse(format!("the tunnel is Geneve's: its VTEP is {vtep}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Installs the network in a program, before any queue of the lease is active in it.
@@ -261,11 +263,11 @@ impl Interface {
         let (name, first) = (&self.link.name, queues_of(number));
         let is_it = |&(&other, its): &(&u32, &Network)| {
             let has_it = |its: Tunnel| match queues_of(other) == first {
-                // Queues have one tunnel of a VNI and a port.
+                // Queues have one tunnel of a VNI and a port, also while there is no route to its host.
                 true => (its.vni, its.port) == (tunnel.vni, tunnel.port),
                 false => its.is_same(tunnel),
             };
-            !tunnel.local.is_unspecified() && other != number && its.tunnel.is_some_and(has_it)
+            tunnel.port != 0 && other != number && its.tunnel.is_some_and(has_it)
         };
         // One that shared queues and has left has no stations.
         let has_left =
@@ -329,7 +331,7 @@ impl Interface {
     /// those before it changed.
     pub(crate) fn change_vteps(&mut self, number: u32, changes: &[VtepChange]) -> Result<(), Refusal> {
         let network = with_tunnel(&mut self.networks, number)?;
-        network.check_vteps()?;
+        network.check_vteps(changes)?;
         let added = changes.iter().filter(|change| change.is_added).count();
         if network.vteps.len() + added > VTEPS_MAX {
             return Reason::Limit.refuse(format!("more than {VTEPS_MAX} VTEPs of one network"));
@@ -483,9 +485,14 @@ mod tests {
                 has_vlans: false,
                 unserved: UnservedQueues::default(),
             };
-            network.check_vteps().map_err(|refusal| refusal.reason)
+            let change = |last, is_added| VtepChange {
+                vtep: [10, 9, 0, last].into(),
+                is_added,
+            };
+            [(2, true), (2, false), (3, true)]
+                .map(|(last, is_added)| network.check_vteps(&[change(last, is_added)]).is_ok())
         };
-        assert_eq!(chosen(None), Ok(()));
-        assert_eq!(chosen(Some([10, 9, 0, 2].into())), Err(Reason::NotAllowed));
+        assert_eq!(chosen(None), [true; 3]);
+        assert_eq!(chosen(Some([10, 9, 0, 2].into())), [true, false, false]);
     }
 }
