@@ -29,7 +29,7 @@ struct {
 	__uint(max_entries, STEER_MAX_TUNNELS);
 	__type(key, struct steer_tunnel_key);
 	__type(value, struct steer_tunnel);
-} steer_tunnels SEC(".maps");
+} steer_vnis SEC(".maps");
 
 /* Written by the loader: a set, of which only the keys count. */
 struct {
@@ -82,7 +82,7 @@ static __always_inline const struct steer_tunnel *tunnel_at(__be32 vni, __be16 p
 {
 	volatile __u64 key = (__u64)vni << SHIFT(0, 4) | (__u64)port << SHIFT(4, 2) | (__u64)queues << SHIFT(6, 2);
 
-	return bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
+	return bpf_map_lookup_elem(&steer_vnis, (const void *)&key);
 }
 
 /*

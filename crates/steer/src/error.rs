@@ -1,7 +1,6 @@
 //! Why a program could not be attached, pinned or taken over.
 
 use std::error::Error;
-use std::path::PathBuf;
 use std::{fmt, io};
 
 use crate::foreign::{ForeignProgram, Held};
@@ -121,31 +120,6 @@ impl AttachError {
     pub(crate) fn is_worth_a_fallback(&self) -> bool {
         matches!(self, Self::MtuTooLarge { .. } | Self::Refused { .. })
     }
-}
-
-/// Why a pinned program cannot be taken over, or a program could not be pinned.
-///
-/// `path` is the pin, `source` the kernel's error.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "fields are described above")]
-pub enum PinError {
-    /// The kernel refused.
-    #[error("cannot pin or open {}", .path.display())]
-    Pin {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The pinned link is not, or no longer, that of an XDP program on that interface.
-    #[error("{} is not the link of the XDP program on interface {ifindex} (any more)", .path.display())]
-    Gone {
-        path: PathBuf,
-        /// As given.
-        ifindex: u32,
-    },
-    /// A map of another shape, from another version of the program.
-    #[error("{} is not a map of this version of the XDP program", .path.display())]
-    Other { path: PathBuf },
 }
 
 /// An error and its sources, in one line.

@@ -64,6 +64,7 @@ mod layout;
 mod link;
 mod load;
 mod map;
+mod maps;
 mod marks;
 mod mode;
 mod netlink;
@@ -83,7 +84,7 @@ mod tunnel;
 mod verdict;
 
 pub use btf::{LayoutOfError, layout_of_map, layout_of_program};
-pub use error::{AttachError, KernelRefusal, PinError, with_sources};
+pub use error::{AttachError, KernelRefusal, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
 pub use hints::{HintSet, NoSuchHint};
 pub use layout::{

@@ -12,11 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
+use anyhow::{Context as _, ensure};
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use libbpf_rs::{Link, Program, libbpf_sys};
 
 use crate::capture::{checked, messages_of};
-use crate::error::PinError;
 use crate::foreign::{AttachedAs, program_on};
 use crate::mode::Mode;
 use crate::netlink::as_int;
@@ -62,19 +62,13 @@ impl Attached {
 
     /// Opens a program that was pinned without being attached ([`Mode::Tap`]). `ifindex`: the interface's
     /// index, 0 if it is gone.
-    pub(crate) fn open_unattached(ifindex: u32, path: &Path) -> Result<Self, PinError> {
-        if ifindex == 0 {
-            let path = path.to_owned();
-            return Err(PinError::Gone { path, ifindex });
-        }
-        let opened = messages_of(|| {
+    pub(crate) fn open_unattached(ifindex: u32, path: &Path) -> anyhow::Result<Self> {
+        ensure!(ifindex != 0, gone(path, ifindex));
+        let opened = messages_of(|| -> libbpf_rs::Result<_> {
             let program = Program::fd_from_pinned_path(path)?;
             Ok((Program::id_from_fd(program.as_fd())?, program))
         });
-        let (id, link) = opened.0.map_err(|error: libbpf_rs::Error| PinError::Pin {
-            path: path.to_owned(),
-            source: io::Error::other(error),
-        })?;
+        let (id, link) = opened.0.with_context(|| cannot_open(path))?;
         Ok(Self {
             link,
             program: id,
@@ -85,18 +79,12 @@ impl Attached {
     }
 
     /// Opens a pinned link of a program that is on the interface now.
-    pub(crate) fn open_pinned(ifindex: u32, path: &Path) -> Result<Self, PinError> {
-        let (link, _) = messages_of(|| Ok(Link::open(path)?.as_fd().try_clone_to_owned()?));
-        let link = link.map_err(|error: libbpf_rs::Error| PinError::Pin {
-            path: path.to_owned(),
-            source: io::Error::other(error),
-        })?;
-        let gone = || PinError::Gone {
-            path: path.to_owned(),
-            ifindex,
-        };
+    pub(crate) fn open_pinned(ifindex: u32, path: &Path) -> anyhow::Result<Self> {
+        let opened =
+            messages_of(|| -> libbpf_rs::Result<_> { Ok(Link::open(path)?.as_fd().try_clone_to_owned()?) });
+        let link = opened.0.with_context(|| cannot_open(path))?;
         let (info, _) = messages_of(|| LinkInfo::from_fd(link.as_fd()));
-        let info = info.map_err(|_| gone())?;
+        let info = info.ok().with_context(|| gone(path, ifindex))?;
         // The link of an interface that is gone, or that has moved to another namespace, has none
         // (bpf_xdp_link_fill_link_info, net/core/dev.c).
         let is_there = matches!(&info.info, LinkTypeInfo::Xdp(xdp) if xdp.ifindex == ifindex);
@@ -105,13 +93,25 @@ impl Attached {
             link,
             program: info.prog_id,
             stays: true,
-            mode: match on.ok_or_else(gone)?.mode {
+            mode: match on.with_context(|| gone(path, ifindex))?.mode {
                 AttachedAs::Mode(mode) => mode,
                 AttachedAs::Hardware | AttachedAs::Several => Mode::Native,
             },
             fallback: None,
         })
     }
+}
+
+/// What is before the kernel's error about a pin.
+pub(crate) fn cannot_open(path: &Path) -> String {
+    format!("cannot pin or open {}", path.display())
+}
+
+fn gone(path: &Path, ifindex: u32) -> String {
+    format!(
+        "{} is not the link of the XDP program on interface {ifindex} (any more)",
+        path.display()
+    )
 }
 
 /// Pins a link or a map.

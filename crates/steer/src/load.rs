@@ -4,20 +4,20 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use anyhow::Context as _;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{MapHandle, OpenObject};
+use libbpf_rs::{MapCore as _, MapHandle, OpenObject};
 use xsk::metadata::Layout;
 
-use crate::btf::{LayoutOfError, layout_of};
+use crate::btf::layout_of;
 use crate::hints::HintSet;
-use crate::network::NetworkMaps;
+use crate::maps::Maps;
 use crate::skel::SteerSkelBuilder;
 use crate::skel::bound::SteerBoundSkelBuilder;
-use crate::tunnel::Tunnels;
 
 /// Maps of a program that its replacement reuses, by their names in `bpf/`.
-pub(crate) type Reused<'a> = &'a [(&'static str, BorrowedFd<'a>)];
+pub(crate) type Reused<'a> = &'a [(String, BorrowedFd<'a>)];
 
 /// Name of the map of marks in `bpf/`.
 pub(crate) const MARKS: &str = "steer_marks";
@@ -41,16 +41,6 @@ impl Loaded {
     }
 }
 
-/// Handles of a program's maps, independent of the skeleton's lifetime.
-pub(crate) struct Maps {
-    pub(crate) queues: MapHandle,
-    pub(crate) sockets: MapHandle,
-    pub(crate) own: MapHandle,
-    pub(crate) entries: MapHandle,
-    pub(crate) counts: MapHandle,
-    pub(crate) networks: NetworkMaps,
-}
-
 /// Loads a plain program.
 pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loaded, Maps)> {
     let mut storage = MaybeUninit::uninit();
@@ -63,38 +53,12 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
         true => skel.progs.steer_frags.as_fd(),
         false => skel.progs.steer.as_fd(),
     };
-    let maps = Maps {
-        queues: MapHandle::try_from(&skel.maps.steer_queues)?,
-        sockets: MapHandle::try_from(&skel.maps.steer_sockets)?,
-        own: MapHandle::try_from(&skel.maps.steer_own)?,
-        entries: MapHandle::try_from(&skel.maps.steer_entries)?,
-        counts: MapHandle::try_from(&skel.maps.steer_counts)?,
-        networks: NetworkMaps {
-            stations: MapHandle::try_from(&skel.maps.steer_stations)?,
-            rings: MapHandle::try_from(&skel.maps.steer_rings)?,
-            limits: MapHandle::try_from(&skel.maps.steer_limits)?,
-            tunnels: Tunnels {
-                tunnels: MapHandle::try_from(&skel.maps.steer_tunnels)?,
-                vteps: MapHandle::try_from(&skel.maps.steer_vteps)?,
-                inner: MapHandle::try_from(&skel.maps.steer_inner)?,
-            },
-        },
-    };
+    let maps = Maps::each(|shape| {
+        let mut maps = skel.object().maps();
+        let found = maps.find(|map| map.name() == shape.name_of_map().as_str());
+        MapHandle::try_from(&found.ok_or_else(|| std::io::Error::other("no such map"))?)
+    })?;
     Ok((Loaded::new(program)?, maps))
-}
-
-/// Why a bound program could not be loaded.
-pub(crate) enum BoundError {
-    /// The error of libbpf or the kernel.
-    Load(libbpf_rs::Error),
-    /// Its types are not the expected ones: a bug of this crate.
-    Layout(LayoutOfError),
-}
-
-impl From<libbpf_rs::Error> for BoundError {
-    fn from(error: libbpf_rs::Error) -> Self {
-        Self::Load(error)
-    }
 }
 
 /// Loads a program that is bound to the interface and writes these hints, at least one; `generation` is the
@@ -105,7 +69,7 @@ pub(crate) fn bound(
     hints: HintSet,
     generation: u32,
     reused: Reused<'_>,
-) -> Result<(Loaded, Layout), BoundError> {
+) -> anyhow::Result<(Loaded, Layout)> {
     let mut storage = MaybeUninit::uninit();
     let mut open = SteerBoundSkelBuilder::default().open(&mut storage)?;
     open.progs.steer_bound.set_autoload(!frags);
@@ -116,9 +80,7 @@ pub(crate) fn bound(
     };
     program.set_ifindex(ifindex);
     program.set_flags(DEV_BOUND_ONLY);
-    let Some(constants) = open.maps.rodata_data.as_deref_mut() else {
-        return Err(libbpf_rs::Error::from(std::io::Error::other("no .rodata")).into());
-    };
+    let constants = open.maps.rodata_data.as_deref_mut().context("no .rodata")?;
     constants.steer_asked = hints.bits().into();
     constants.steer_generation = generation;
     reuse(open.open_object_mut(), reused)?;
@@ -128,19 +90,15 @@ pub(crate) fn bound(
         false => skel.progs.steer_bound.as_fd(),
     };
     let loaded = Loaded::new(program)?;
-    let missing = || LayoutOfError::Missing {
-        structure: hints.structure(),
-    };
     let btf: Option<Btf<'_>> = skel.object().btf()?;
-    let btf = btf.ok_or_else(|| BoundError::Layout(missing()))?;
-    let layout = layout_of(&btf, &hints.structure(), generation).map_err(BoundError::Layout)?;
+    let layout = layout_of(&btf.context("no types (BTF)")?, &hints.structure(), generation)?;
     Ok((loaded, layout))
 }
 
 /// Makes the object use these maps. The map of marks is not created if it is not among them.
 fn reuse(object: &mut OpenObject, reused: Reused<'_>) -> libbpf_rs::Result<()> {
     for mut map in object.maps_mut() {
-        match reused.iter().find(|&&(name, _)| map.name() == name) {
+        match reused.iter().find(|(name, _)| map.name() == name.as_str()) {
             Some(&(_, fd)) => map.reuse_fd(fd)?,
             None if map.name() == MARKS => map.set_autocreate(false)?,
             None => {}

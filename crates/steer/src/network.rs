@@ -124,18 +124,6 @@ impl NetworkMaps {
         entries: MAX_QUEUES,
     };
 
-    /// All maps with their shapes.
-    pub(crate) fn all(&mut self) -> [(Shape, &mut MapHandle); 6] {
-        [
-            (Self::STATIONS, &mut self.stations),
-            (Self::RINGS, &mut self.rings),
-            (Self::LIMITS, &mut self.limits),
-            (Tunnels::TUNNELS, &mut self.tunnels.tunnels),
-            (Tunnels::VTEPS, &mut self.tunnels.vteps),
-            (Tunnels::INNER, &mut self.tunnels.inner),
-        ]
-    }
-
     /// `has_tunnel`: the network's stations are those of a tunnel.
     pub(crate) fn set_station(
         &self,

@@ -136,11 +136,10 @@ impl Shape {
             map_flags: flags,
             ..Default::default()
         };
-        let name = format!("steer_{}", self.name);
         let (made, _) = messages_of(|| {
             MapHandle::create(
                 self.kind,
-                Some(name),
+                Some(self.name_of_map()),
                 self.key_bytes,
                 self.value_bytes,
                 self.entries,

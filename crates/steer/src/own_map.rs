@@ -79,14 +79,14 @@ impl Program {
     /// `queue` is beyond [`MAX_QUEUES`](crate::MAX_QUEUES), or the kernel's; the queue stays as it was.
     pub fn activate_own_map(&self, queue: u32, socket: &OwnMap, conf: QueueConf) -> anyhow::Result<()> {
         let word = self.word(queue)?;
-        map::set(&self.own, &queue, &socket.as_fd().as_raw_fd()).with_context(|| no_socket(queue))?;
+        map::set(&self.maps.own, &queue, &socket.as_fd().as_raw_fd()).with_context(|| no_socket(queue))?;
         let word = conf.to_word(MapSlot::First) | lasting_bits(word);
         self.set_word(queue, word_with_own_map(word))
     }
 
     /// Removes this queue's own map from the program.
     pub(crate) fn remove_own_map(&self, queue: u32) -> anyhow::Result<()> {
-        map::remove(&self.own, &queue)
+        map::remove(&self.maps.own, &queue)
             .map(drop)
             .with_context(|| socket_stays(queue))
     }

@@ -17,27 +17,26 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, bail, ensure};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, MapType};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo};
 
 use crate::attach::Target;
 use crate::capture::messages_of;
 use crate::config::QueueWords;
-use crate::error::{AttachError, PinError};
+use crate::error::AttachError;
 use crate::hints::HintSet;
 use crate::layout::{
-    Entry, Filter, LAST_VLAN, MAX_ENTRIES, MAX_QUEUES, MapSlot, QueueConf, QueueCounters, filter_bits,
-    lasting_bits, word_has_successor, word_with_hints, word_with_successor,
+    Entry, Filter, LAST_VLAN, MAX_QUEUES, MapSlot, QueueConf, QueueCounters, filter_bits, lasting_bits,
+    word_has_successor, word_with_hints, word_with_successor,
 };
-use crate::link::{self, Attached};
+use crate::link::{self, Attached, cannot_open};
 use crate::load;
 use crate::map;
+use crate::maps::{Maps, QUEUES};
 use crate::marks::InterfaceMarks;
 use crate::mode::{Mode, ModeRequest};
-use crate::network::NetworkMaps;
 use crate::notes::{Note, Notes, Now, Turn};
 use crate::own_layouts::Generation;
 use crate::shape::Shape;
-use crate::tunnel::Tunnels;
 
 /// The steering program, attached to one interface for as long as this value exists, or until it is detached if it was
 /// [pinned](Program::pin).
@@ -49,16 +48,9 @@ pub struct Program {
     // Dropped first, so that the program is detached before its maps are closed.
     pub(crate) attached: Attached,
     words: QueueWords,
-    /// The map behind `words`.
-    pub(crate) queues: MapHandle,
-    /// The kernel's id of that map.
+    pub(crate) maps: Maps,
+    /// The kernel's id of the map behind `words`.
     number: u32,
-    pub(crate) sockets: MapHandle,
-    /// The socket maps of single queues.
-    pub(crate) own: MapHandle,
-    pub(crate) entries: MapHandle,
-    pub(crate) counts: MapHandle,
-    pub(crate) networks: NetworkMaps,
     /// The program on the link, and its metadata layout.
     pub(crate) now: Now,
     pub(crate) notes: Notes,
@@ -109,12 +101,7 @@ impl Program {
         Ok(Self {
             attached,
             words,
-            queues: maps.queues,
-            sockets: maps.sockets,
-            own: maps.own,
-            entries: maps.entries,
-            counts: maps.counts,
-            networks: maps.networks,
+            maps,
             number,
             now: Now::new(ifindex, note),
             notes,
@@ -174,7 +161,7 @@ impl Program {
     /// As [`Program::enable_queue`].
     pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> anyhow::Result<()> {
         let key = self.slot(queue)?.other().key(queue);
-        map::set(&self.sockets, &key, &xsk.as_raw_fd()).with_context(|| no_socket(queue))?;
+        map::set(&self.maps.sockets, &key, &xsk.as_raw_fd()).with_context(|| no_socket(queue))?;
         self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
@@ -188,11 +175,11 @@ impl Program {
         let slot = self.slot(queue)?;
         for slot in [slot, slot.other()] {
             let key = slot.key(queue);
-            match map::set_as(&self.sockets, &key, &other.as_raw_fd(), MapFlags::NO_EXIST) {
+            match map::set_as(&self.maps.sockets, &key, &other.as_raw_fd(), MapFlags::NO_EXIST) {
                 Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => return Ok(true),
                 updated => updated.with_context(|| no_socket(queue))?,
             }
-            map::remove(&self.sockets, &key).with_context(|| no_socket(queue))?;
+            map::remove(&self.maps.sockets, &key).with_context(|| no_socket(queue))?;
         }
         Ok(false)
     }
@@ -259,14 +246,14 @@ impl Program {
         // New entries are added first, and stale ones removed last; the store of the word in between enables
         // the filter.
         for entry in filter.entries(queue) {
-            map::set(&self.entries, &entry, &1u8).with_context(refused)?;
+            map::set(&self.maps.entries, &entry, &1u8).with_context(refused)?;
         }
         self.set_word(queue, word & !filter_bits(u64::MAX) | filter.bits())?;
         let wanted: Vec<Entry> = filter.entries(queue).collect();
         let stale = self.entries_of(queue).filter(|entry| !wanted.contains(entry));
         let mut result = Ok(());
         for entry in stale.collect::<Vec<_>>() {
-            if let Err(error) = map::remove(&self.entries, &entry) {
+            if let Err(error) = map::remove(&self.maps.entries, &entry) {
                 result = Err(error).with_context(refused);
             }
         }
@@ -287,7 +274,7 @@ impl Program {
     }
 
     fn entries_of(&self, queue: u32) -> impl Iterator<Item = Entry> {
-        map::keys(&self.entries).filter(move |entry: &Entry| u32::from(entry.queue) == queue)
+        map::keys(&self.maps.entries).filter(move |entry: &Entry| u32::from(entry.queue) == queue)
     }
 
     /// From now on the frames of `queue` are passed to the host, and it has no socket. Does nothing if it is
@@ -300,7 +287,7 @@ impl Program {
         let word = self.word(queue)?;
         self.set_word(queue, MapSlot::of_word(word).inactive_word() | lasting_bits(word))?;
         let remove = |slot: MapSlot| {
-            let removed = map::remove(&self.sockets, &slot.key(queue)).map(drop);
+            let removed = map::remove(&self.maps.sockets, &slot.key(queue)).map(drop);
             removed.with_context(|| socket_stays(queue))
         };
         // All are tried, even if the first fails.
@@ -326,7 +313,11 @@ impl Program {
     /// `queue` is beyond [`MAX_QUEUES`], or the kernel's.
     pub fn counters(&self, queue: u32) -> anyhow::Result<QueueCounters> {
         ensure!(queue < MAX_QUEUES, out_of_range(queue));
-        let (looked_up, _) = messages_of(|| self.counts.lookup_percpu(&queue.to_ne_bytes(), MapFlags::ANY));
+        let (looked_up, _) = messages_of(|| {
+            self.maps
+                .counts
+                .lookup_percpu(&queue.to_ne_bytes(), MapFlags::ANY)
+        });
         let cpus = looked_up
             .with_context(|| format!("cannot read the counters of queue {queue}"))?
             .unwrap_or_default();
@@ -352,35 +343,21 @@ impl Program {
     /// if it is there, all is complete.
     ///
     /// # Errors
-    /// [`PinError::Pin`]; the program is then detached with this value, and the caller must remove the pins.
-    pub fn pin(&mut self, dir: &Path) -> Result<(), PinError> {
-        let failed = |name: &str, source| PinError::Pin {
-            path: dir.join(name),
-            source,
-        };
-        let maps = [
-            (QUEUES, &mut self.queues),
-            (SOCKETS, &mut self.sockets),
-            (ENTRIES, &mut self.entries),
-            (COUNTS, &mut self.counts),
-            (OWN, &mut self.own),
-        ];
-        let marks = self
-            .marks
-            .get_mut()
-            .map(|marks| (InterfaceMarks::SHAPE, &mut marks.0));
-        let hints = marks.into_iter().chain([(Notes::SHAPE, &mut self.notes.0)]);
-        for (shape, map) in maps.into_iter().chain(self.networks.all()).chain(hints) {
-            let (pinned, _) = messages_of(|| map.pin(dir.join(shape.name)));
-            pinned.map_err(|error| failed(shape.name, io::Error::other(error)))?;
+    /// An error of the kernel; the program is then detached with this value, and the caller must remove the pins.
+    pub fn pin(&mut self, dir: &Path) -> anyhow::Result<()> {
+        let marks = self.marks.get();
+        let marks = marks.map(|marks| (InterfaceMarks::SHAPE, &marks.0));
+        let hints = marks.into_iter().chain([(Notes::SHAPE, &self.notes.0)]);
+        for (shape, map) in self.maps.all().into_iter().chain(hints) {
+            let path = dir.join(shape.name);
+            link::pin(map.as_fd(), &path).with_context(|| cannot_open(&path))?;
         }
         let last = match self.mode() {
             Mode::Native | Mode::Skb => LINK,
             Mode::Tap => UNATTACHED,
         };
-        self.attached
-            .pin(&dir.join(last))
-            .map_err(|source| failed(last, source))?;
+        let last = dir.join(last);
+        self.attached.pin(&last).with_context(|| cannot_open(&last))?;
         self.dir = Some(dir.to_owned());
         Ok(())
     }
@@ -389,33 +366,29 @@ impl Program {
     /// counters and hints are unchanged.
     ///
     /// # Errors
-    /// [`PinError`]: the pinned objects cannot be used, and are unchanged.
-    pub fn open_pinned(ifindex: u32, dir: &Path) -> Result<Self, PinError> {
+    /// The pinned objects cannot be used, and are unchanged.
+    pub fn open_pinned(ifindex: u32, dir: &Path) -> anyhow::Result<Self> {
         let unattached = dir.join(UNATTACHED);
         let attached = match unattached.exists() {
             true => Attached::open_unattached(ifindex, &unattached)?,
             false => Attached::open_pinned(ifindex, &dir.join(LINK))?,
         };
-        let refused = |path: PathBuf, error| PinError::Pin {
-            path,
-            source: io::Error::other::<libbpf_rs::Error>(error),
-        };
         let map = |shape: Shape| {
             let path = dir.join(shape.name);
             let (map, _) = messages_of(|| MapHandle::from_pinned_path(&path));
-            match map {
-                Ok(map) if shape.is_of(&map) => Ok(map),
-                Ok(_) => Err(PinError::Other { path }),
-                Err(error) => Err(refused(path, error)),
-            }
+            let map = map.with_context(|| cannot_open(&path))?;
+            ensure!(
+                shape.is_of(&map),
+                "{} is not a map of this version of the XDP program",
+                path.display()
+            );
+            Ok(map)
         };
-        let queues = map(QUEUES)?;
-        let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
-            path: dir.join(QUEUES.name),
-            source,
-        })?;
+        let maps = Maps::each(map)?;
+        let queues = || cannot_open(&dir.join(QUEUES.name));
+        let words = QueueWords::map(maps.queues.as_fd()).with_context(queues)?;
+        let number = number_of(&maps.queues).with_context(queues)?;
         let notes = Notes(map(Notes::SHAPE)?);
-        let number = number_of(&queues).map_err(|error| refused(dir.join(QUEUES.name), error))?;
         let note = notes.of_program(attached.program).unwrap_or(Note {
             program: attached.program,
             turn: Turn::default(),
@@ -431,21 +404,7 @@ impl Program {
         Ok(Self {
             attached,
             words,
-            queues,
-            sockets: map(SOCKETS)?,
-            own: map(OWN)?,
-            entries: map(ENTRIES)?,
-            counts: map(COUNTS)?,
-            networks: NetworkMaps {
-                stations: map(NetworkMaps::STATIONS)?,
-                rings: map(NetworkMaps::RINGS)?,
-                limits: map(NetworkMaps::LIMITS)?,
-                tunnels: Tunnels {
-                    tunnels: map(Tunnels::TUNNELS)?,
-                    vteps: map(Tunnels::VTEPS)?,
-                    inner: map(Tunnels::INNER)?,
-                },
-            },
+            maps,
             number,
             generation: OnceLock::new(),
             now: Now::new(ifindex, note),
@@ -486,39 +445,3 @@ fn number_of(queues: &MapHandle) -> libbpf_rs::Result<u32> {
 const LINK: &str = "link";
 /// Name of the pinned program if it is not attached, so that there is no link.
 const UNATTACHED: &str = "program";
-
-const QUEUES: Shape = Shape {
-    name: "queues",
-    kind: MapType::Array,
-    key_bytes: 4,
-    value_bytes: 8,
-    entries: MAX_QUEUES,
-};
-const SOCKETS: Shape = Shape {
-    name: "sockets",
-    kind: MapType::Xskmap,
-    key_bytes: 4,
-    value_bytes: 4,
-    entries: 2 * MAX_QUEUES,
-};
-const OWN: Shape = Shape {
-    name: "own",
-    kind: MapType::ArrayOfMaps,
-    key_bytes: 4,
-    value_bytes: 4,
-    entries: MAX_QUEUES,
-};
-const ENTRIES: Shape = Shape {
-    name: "entries",
-    kind: MapType::Hash,
-    key_bytes: size_of::<Entry>() as u32,
-    value_bytes: 1,
-    entries: MAX_ENTRIES,
-};
-const COUNTS: Shape = Shape {
-    name: "counts",
-    kind: MapType::PercpuArray,
-    key_bytes: 4,
-    value_bytes: size_of::<QueueCounters>() as u32,
-    entries: MAX_QUEUES,
-};

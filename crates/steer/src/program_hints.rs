@@ -19,10 +19,9 @@ use std::os::fd::AsFd;
 use anyhow::{Context as _, ensure};
 use xsk::metadata::Layout;
 
-use crate::btf::LayoutOfError;
 use crate::capture::messages_of;
 use crate::hints::HintSet;
-use crate::load::{self, BoundError, Loaded, MARKS};
+use crate::load::{self, Loaded, MARKS};
 use crate::marks::InterfaceMarks;
 use crate::mode::Mode;
 use crate::notes::{Note, Turn, each_once};
@@ -123,47 +122,28 @@ impl Program {
 
     /// Loads the program that writes these hints, with the maps of the attached one.
     fn load_after(&self, now: &Note, hints: HintSet) -> anyhow::Result<(Loaded, Option<Layout>)> {
-        let mut reused = vec![
-            ("steer_queues", self.queues.as_fd()),
-            ("steer_sockets", self.sockets.as_fd()),
-            ("steer_entries", self.entries.as_fd()),
-            ("steer_counts", self.counts.as_fd()),
-            ("steer_stations", self.networks.stations.as_fd()),
-            ("steer_rings", self.networks.rings.as_fd()),
-            ("steer_limits", self.networks.limits.as_fd()),
-            ("steer_own", self.own.as_fd()),
-            ("steer_tunnels", self.networks.tunnels.tunnels.as_fd()),
-            ("steer_vteps", self.networks.tunnels.vteps.as_fd()),
-            ("steer_inner", self.networks.tunnels.inner.as_fd()),
-        ];
+        let maps = self.maps.all().into_iter();
+        let mut reused: Vec<_> = maps
+            .map(|(shape, map)| (shape.name_of_map(), map.as_fd()))
+            .collect();
         if hints.has(HintSet::MARK) {
             let marks = self.marks().context(MAPS)?;
-            reused.push((MARKS, marks.0.as_fd()));
+            reused.push((MARKS.to_owned(), marks.0.as_fd()));
         }
         let (loaded, detail) = messages_of(|| match hints.is_empty() {
-            true => load::plain(now.frags, &reused)
-                .map(|(loaded, _)| (loaded, None))
-                .map_err(BoundError::Load),
+            true => Ok((load::plain(now.frags, &reused)?.0, None)),
             false => {
                 let generation = self.generation(now.turn);
                 let (ifindex, half) = (self.now.ifindex, generation.upper_half());
                 let (loaded, layout) = load::bound(now.frags, ifindex, hints, half, &reused)?;
-                // Otherwise its readers would not know the layout.
-                if !generation.layouts().any(|own| own == layout) {
-                    let structure = hints.structure();
-                    return Err(BoundError::Layout(LayoutOfError::Missing { structure }));
-                }
+                // Otherwise its readers would not know the layout: a bug of this crate.
+                ensure!(
+                    generation.layouts().any(|own| own == layout),
+                    "its layout is unknown"
+                );
                 Ok((loaded, Some(layout)))
             }
         });
-        loaded.map_err(|error| match error {
-            BoundError::Load(source) => anyhow::Error::new(source).context(format!(
-                "cannot load the XDP program for {hints}: {}",
-                last_line(&detail)
-            )),
-            // A bug of this crate.
-            BoundError::Layout(source) => anyhow::Error::new(source)
-                .context("cannot determine the layout of the XDP program's metadata"),
-        })
+        loaded.with_context(|| format!("cannot load the XDP program for {hints}: {}", last_line(&detail)))
     }
 }

@@ -45,7 +45,7 @@ impl Program {
     ) -> anyhow::Result<()> {
         let network = queues.start;
         queues.clone().try_for_each(|queue| self.word(queue).map(drop))?;
-        let maps = &self.networks;
+        let maps = &self.maps.networks;
         map::set(&maps.limits, &network, &limit.value()).with_context(refused(network))?;
         map::set(&maps.rings, &network, &ring.as_fd().as_raw_fd()).with_context(refused(network))?;
         for queue in queues {
@@ -72,14 +72,14 @@ impl Program {
             let word = self.word(queue)?;
             self.set_word(queue, word & !network_bits(u64::MAX))?;
         }
-        let stations = self.networks.all_stations().into_iter();
-        let tunnels = self.networks.tunnels.networks();
+        let stations = self.maps.networks.all_stations().into_iter();
+        let tunnels = self.maps.networks.tunnels.networks();
         let all: BTreeSet<u32> = stations.map(|(_, _, network)| network).chain(tunnels).collect();
         for &its in all.iter().filter(|&&its| queues_of(its) == network) {
             self.remove_stations(its)?;
             self.end_tunnel(its)?;
         }
-        map::remove(&self.networks.rings, &network)
+        map::remove(&self.maps.networks.rings, &network)
             .map(drop)
             .with_context(refused(network))
     }
@@ -102,7 +102,7 @@ impl Program {
                 self.set_word(queue, word_of_shared(self.word(queue)?))?;
             }
         }
-        let set = self.networks.tunnels.set(network, tunnel);
+        let set = self.maps.networks.tunnels.set(network, tunnel);
         set.with_context(refused(network))?;
         for queue in queues {
             self.set_word(queue, word_with_tunnel(self.word(queue)?))?;
@@ -115,7 +115,7 @@ impl Program {
     /// # Errors
     /// An error of the kernel.
     pub fn end_tunnel(&self, network: u32) -> anyhow::Result<()> {
-        let ended = self.networks.tunnels.remove(network);
+        let ended = self.maps.networks.tunnels.remove(network);
         ended.with_context(refused(network))
     }
 
@@ -125,7 +125,8 @@ impl Program {
 
     fn remove_stations(&self, network: u32) -> anyhow::Result<()> {
         let mut stations = self.stations(network).into_iter();
-        let removed = stations.try_for_each(|(station, _)| self.networks.remove_station(network, station));
+        let removed =
+            stations.try_for_each(|(station, _)| self.maps.networks.remove_station(network, station));
         removed.with_context(refused(network))
     }
 
@@ -135,7 +136,7 @@ impl Program {
     /// # Errors
     /// The kernel's: mostly because there are too many.
     pub fn change_vtep(&self, network: u32, change: (IpAddr, bool)) -> anyhow::Result<()> {
-        let changed = self.networks.tunnels.change_vtep(network, change);
+        let changed = self.maps.networks.tunnels.change_vtep(network, change);
         changed.with_context(|| {
             format!(
                 "cannot add or remove host {}: tunnels of an interface have at most {MAX_VTEPS}",
@@ -157,7 +158,7 @@ impl Program {
         if !tunnel.drops_unknown {
             return Ok(Some(tunnel));
         }
-        let set = self.networks.tunnels.set(network, tunnel);
+        let set = self.maps.networks.tunnels.set(network, tunnel);
         set.with_context(refused(network))?;
         for queue in queues {
             self.set_word(queue, word_that_drops_unknown(self.word(queue)?))?;
@@ -167,13 +168,13 @@ impl Program {
 
     /// The hosts from which a network takes packets of its tunnel.
     pub fn vteps(&self, network: u32) -> BTreeSet<IpAddr> {
-        self.networks.tunnels.vteps(network)
+        self.maps.networks.tunnels.vteps(network)
     }
 
     /// The tunnels of the network of these first queues, and of those that share its queues.
     pub fn tunnels(&self, first: u32) -> BTreeMap<u32, Tunnel> {
         match self.has_tunnel(first) {
-            true => self.networks.tunnels.of_queues(first),
+            true => self.maps.networks.tunnels.of_queues(first),
             // Those of an earlier network may be left.
             false => BTreeMap::new(),
         }
@@ -183,7 +184,7 @@ impl Program {
     pub fn networks(&self) -> BTreeSet<u32> {
         let is_of_one = |&queue: &u32| self.word(queue).is_ok_and(|word| network_bits(word) != 0);
         let by_queue = (0..MAX_QUEUES).filter(is_of_one);
-        let by_station = self.networks.all_stations().into_iter();
+        let by_station = self.maps.networks.all_stations().into_iter();
         by_queue
             .chain(by_station.map(|(_, _, network)| queues_of(network)))
             .collect()
@@ -195,7 +196,9 @@ impl Program {
     /// Another network has it, it is none, or the kernel's: mostly because there are too many. Nothing has changed.
     pub fn set_station(&self, network: u32, station: Station, port: u32) -> anyhow::Result<()> {
         let has_tunnel = self.has_tunnel(network);
-        self.networks.set_station((network, has_tunnel), station, port)
+        self.maps
+            .networks
+            .set_station((network, has_tunnel), station, port)
     }
 
     /// From now on frames to `station` go to the host; does nothing if the network does not have it.
@@ -203,13 +206,13 @@ impl Program {
     /// # Errors
     /// An error of the kernel.
     pub fn remove_station(&self, network: u32, station: Station) -> anyhow::Result<()> {
-        let removed = self.networks.remove_station(network, station);
+        let removed = self.maps.networks.remove_station(network, station);
         removed.with_context(refused(network))
     }
 
     /// A network's addresses with their ports, in order.
     pub fn stations(&self, network: u32) -> Vec<(Station, u32)> {
-        let all = self.networks.all_stations().into_iter();
+        let all = self.maps.networks.all_stations().into_iter();
         all.filter(|&(_, _, of)| of == network)
             .map(|(station, port, _)| (station, port))
             .collect()

@@ -15,6 +15,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Its name in `bpf/`.
+    pub(crate) fn name_of_map(self) -> String {
+        format!("steer_{}", self.name)
+    }
+
     pub(crate) fn is_of(self, map: &MapHandle) -> bool {
         (
             map.map_type(),

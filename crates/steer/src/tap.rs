@@ -389,11 +389,12 @@ fn load(
     open.progs.from_queues.set_autoload(!is_network);
     open.progs.to_device.set_autoload(to == TapTo::Uplink);
     let maps = &mut open.maps;
-    maps.steer_stations.reuse_fd(program.networks.stations.as_fd())?;
-    maps.steer_limits.reuse_fd(program.networks.limits.as_fd())?;
-    maps.steer_queues.reuse_fd(program.queues.as_fd())?;
-    maps.steer_entries.reuse_fd(program.entries.as_fd())?;
-    maps.steer_counts.reuse_fd(program.counts.as_fd())?;
+    maps.steer_stations
+        .reuse_fd(program.maps.networks.stations.as_fd())?;
+    maps.steer_limits.reuse_fd(program.maps.networks.limits.as_fd())?;
+    maps.steer_queues.reuse_fd(program.maps.queues.as_fd())?;
+    maps.steer_entries.reuse_fd(program.maps.entries.as_fd())?;
+    maps.steer_counts.reuse_fd(program.maps.counts.as_fd())?;
     let skel = open.load()?;
     let owned = |program: &ProgramMut<'_>| program.as_fd().try_clone_to_owned();
     Ok(match to {

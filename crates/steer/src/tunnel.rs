@@ -198,9 +198,9 @@ pub(crate) struct Tunnels {
 }
 
 impl Tunnels {
-    /// `tunnels` was a map of VXLAN's only.
+    /// `tunnels` was a map of those of VXLAN only.
     pub(crate) const TUNNELS: Shape = Shape {
-        name: "tunnels-2",
+        name: "vnis",
         kind: MapType::Hash,
         key_bytes: size_of::<Key>() as u32,
         value_bytes: size_of::<Value>() as u32,

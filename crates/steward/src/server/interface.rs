@@ -153,7 +153,7 @@ impl Interface {
                 interface.program = Some(program);
             }
             Err(error) => {
-                interface.note = with_sources(&error);
+                interface.note = with_sources(&*error);
                 tracing::warn!(
                     interface = record.name,
                     "program not taken over: {}",
