@@ -27,6 +27,7 @@ use std::time::Duration;
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, NetkitPairing};
+use netlink_bindings::traits::NetlinkRequest;
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -266,6 +267,19 @@ pub fn header_of(index: u32) -> Ifinfomsg {
         ifi_index: i32::try_from(index).unwrap_or(i32::MAX),
         ..Ifinfomsg::default()
     }
+}
+
+/// Calls `look` with each answer to a request for a dump.
+///
+/// # Errors
+/// An error of the kernel.
+pub fn dump<R: NetlinkRequest>(request: &R, mut look: impl FnMut(R::ReplyType<'_>)) -> io::Result<()> {
+    let mut socket = NetlinkSocket::new();
+    let mut replies = socket.request(request)?;
+    while let Some(reply) = replies.recv() {
+        look(reply.map_err(io::Error::from)?);
+    }
+    Ok(())
 }
 
 /// Queries an interface, and parses the answer.

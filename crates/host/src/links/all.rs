@@ -5,7 +5,8 @@ use std::ffi::CStr;
 use std::io;
 
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, LinkinfoMemberDataMsg};
-use netlink_socket2::NetlinkSocket;
+
+use super::dump;
 
 /// The protocol of interfaces of a VLAN (802.1Q).
 #[allow(clippy::cast_possible_truncation)]
@@ -107,12 +108,12 @@ pub fn aliases() -> io::Result<Vec<(String, String)>> {
 }
 
 /// Calls `look` for each interface, with its index.
-pub(super) fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    let mut replies = socket.request(&rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default()))?;
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
+///
+/// # Errors
+/// An error of the kernel.
+pub fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
+    let request = rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default());
+    dump(&request, |(header, attributes)| {
         look(u32::try_from(header.ifi_index).unwrap_or_default(), &attributes);
-    }
-    Ok(())
+    })
 }

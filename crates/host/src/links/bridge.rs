@@ -33,7 +33,7 @@ use steer::Station;
 
 use super::all::{Links, Seen, read_links};
 use super::neighbours::{CONFIGURED, Entry, fdb_entry};
-use super::{Link, netlink_socket};
+use super::{Link, dump, netlink_socket};
 use program::log_limit::LogLimit;
 
 /// Most stations behind a bridge that are kept.
@@ -385,17 +385,15 @@ fn read_pvids() -> io::Result<BTreeMap<u32, u16>> {
     };
     let mut request = rt_link::Request::new().op_getlink_dump(&header);
     request.encode().push_ext_mask(WITH_VLANS);
-    let (mut socket, mut pvids) = (NetlinkSocket::new(), BTreeMap::new());
-    let mut replies = socket.request(&request)?;
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
+    let mut pvids = BTreeMap::new();
+    dump(&request, |(header, attributes)| {
         let index = u32::try_from(header.ifi_index).unwrap_or_default();
         let pvid = attributes
             .get_af_spec()
             .ok()
             .and_then(|spec| pvid_in(spec.get_buf()));
         pvids.extend(pvid.map(|pvid| (index, pvid)));
-    }
+    })?;
     Ok(pvids)
 }
 

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use netlink_bindings::rt_neigh::{self, IterableNeighbourAttrs, Ndmsg};
 use netlink_socket2::NetlinkSocket;
 
+use super::dump;
+
 /// `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
 const NUD_PERMANENT: u16 = 0x80;
 /// With `NUD_NOARP`: a configured entry, not a learned one.
@@ -121,10 +123,8 @@ pub fn neighbours_by(protocol: u8, index: u32) -> io::Result<BTreeMap<(u32, IpAd
     if index != 0 {
         request.encode().push_ifindex(index);
     }
-    let (mut socket, mut found) = (NetlinkSocket::new(), BTreeMap::new());
-    let mut replies = socket.request(&request)?;
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
+    let mut found = BTreeMap::new();
+    dump(&request, |(header, attributes)| {
         if let Some(its) = Neighbour::of(&header, &attributes)
             && its.is_permanent
             && its.protocol == protocol
@@ -132,6 +132,6 @@ pub fn neighbours_by(protocol: u8, index: u32) -> io::Result<BTreeMap<(u32, IpAd
         {
             found.insert((its.index, its.ip), its.mac);
         }
-    }
+    })?;
     Ok(found)
 }

@@ -8,11 +8,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use netlink_bindings::rt_addr::{self, Ifaddrmsg};
 use netlink_bindings::rt_link::{Ifinfomsg, IterableLinkAttrs};
 use netlink_bindings::utils::find_attr;
-use netlink_socket2::NetlinkSocket;
 use steer::Tunnel;
 
 use super::all::Seen;
-use super::{Link, get_link, header_of};
+use super::{Link, dump, get_link, header_of};
 
 /// `IFLA_INFO_DATA` (include/uapi/linux/if_link.h).
 const INFO_DATA: u16 = 2;
@@ -232,13 +231,10 @@ fn interface_of(address: IpAddr) -> io::Result<Option<u32>> {
 /// Calls `look` for each address of an interface, with the broadcast address of its network.
 fn addresses(mut look: impl FnMut(&Ifaddrmsg, IpAddr, Option<IpAddr>)) -> io::Result<()> {
     let request = rt_addr::Request::new().op_getaddr_dump(&Ifaddrmsg::default());
-    let mut socket = NetlinkSocket::new();
-    let mut replies = socket.request(&request)?;
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
+    dump(&request, |(header, attributes)| {
         // IPv6 has no local address besides.
         let Ok(its) = attributes.get_local().or_else(|_| attributes.get_address()) else {
-            continue;
+            return;
         };
         // Whether it is configured (`IFA_BROADCAST`) or not.
         let broadcast = match its {
@@ -249,8 +245,7 @@ fn addresses(mut look: impl FnMut(&Ifaddrmsg, IpAddr, Option<IpAddr>)) -> io::Re
             _ => None,
         };
         look(&header, its, broadcast);
-    }
-    Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -13,13 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::links::has_no_peer;
+use host::links::all::for_each;
+use host::links::{dump, has_no_peer};
 use host::nic::bound::LeasedTo;
 use host::nic::rings::{self, Rings, Split};
 use model::state::{HintsStatus, LaneStatus, NetworkStatus, PortStatus, Status, Traffic};
 use netlink_bindings::netdev::{self, QueueType};
-use netlink_bindings::rt_link::{self, Ifinfomsg};
-use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
 use steer::{HintSet, ranges_text};
 
@@ -359,29 +358,21 @@ fn driver_hints(index: u32) -> Option<Vec<String>> {
 
 /// Interface names by index, and the netkits without a peer.
 fn interfaces() -> io::Result<(BTreeMap<u32, String>, BTreeSet<u32>)> {
-    let mut socket = NetlinkSocket::new();
-    let request = rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default());
-    let mut replies = socket.request(&request)?;
     let (mut names, mut without_peer) = (BTreeMap::new(), BTreeSet::new());
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
-        if let (Ok(index), Ok(name)) = (u32::try_from(header.ifi_index), attributes.get_ifname()) {
+    for_each(|index, attributes| {
+        if let Ok(name) = attributes.get_ifname() {
             names.insert(index, name.to_string_lossy().into_owned());
-            if has_no_peer(&attributes) {
+            if has_no_peer(attributes) {
                 without_peer.insert(index);
             }
         }
-    }
+    })?;
     Ok((names, without_peer))
 }
 
 fn napis() -> io::Result<BTreeMap<u32, Napi>> {
-    let mut socket = NetlinkSocket::new();
-    let request = netdev::Request::new().op_napi_get_dump();
-    let mut replies = socket.request(&request)?;
     let mut napis = BTreeMap::new();
-    while let Some(reply) = replies.recv() {
-        let attributes = reply.map_err(io::Error::from)?;
+    dump(&netdev::Request::new().op_napi_get_dump(), |attributes| {
         if let Ok(id) = attributes.get_id() {
             let napi = Napi {
                 irq: attributes.get_irq().ok(),
@@ -389,22 +380,17 @@ fn napis() -> io::Result<BTreeMap<u32, Napi>> {
             };
             napis.insert(id, napi);
         }
-    }
+    })?;
     Ok(napis)
 }
 
 fn for_each_queue(mut act: impl FnMut(u32, QueueType, netdev::IterableQueue<'_>)) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    let request = netdev::Request::new().op_queue_get_dump();
-    let mut replies = socket.request(&request)?;
-    while let Some(reply) = replies.recv() {
-        let attributes = reply.map_err(io::Error::from)?;
+    dump(&netdev::Request::new().op_queue_get_dump(), |attributes| {
         let kind = attributes.get_type().ok().map(u64::from);
         if let (Ok(index), Some(kind)) = (attributes.get_ifindex(), kind.and_then(QueueType::from_value)) {
             act(index, kind, attributes);
         }
-    }
-    Ok(())
+    })
 }
 
 fn cpus_of(irq: u32) -> Option<String> {
