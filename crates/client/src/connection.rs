@@ -213,32 +213,45 @@ pub fn statuses(paths: &[PathBuf]) -> Vec<Status> {
     answering(paths).into_iter().map(|(_, status)| status).collect()
 }
 
+/// The control sockets of all daemons that this user may ask, each with the status or why there is none. They are asked at
+/// once.
+pub fn found() -> Vec<(PathBuf, Result<Status, Error>)> {
+    ask_each(&find_all())
+}
+
+/// Those that answer.
 fn answering(paths: &[PathBuf]) -> Vec<(PathBuf, Status)> {
-    let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
-    for path in paths {
-        let directory = allowances.entry(path.parent());
-        directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
-    }
-    let ask_one = |path: &PathBuf| match status_within(path, &allowances[&path.parent()]) {
-        Ok(status) => Some((path.clone(), status)),
+    let answers = ask_each(paths).into_iter();
+    let answering = answers.filter_map(|(path, asked)| match asked {
+        Ok(status) => Some((path, status)),
         Err(Error::Io(error)) if error.kind() == ErrorKind::TimedOut => {
             let (path, seconds) = (path.display(), ANSWER.as_secs());
             tracing::warn!(%path, "no answer within {seconds} s: is its process stopped, or no daemon?");
             None
         }
         Err(error @ Error::OtherRelease { .. }) => {
-            tracing::warn!("{}", no_answer(path, &error));
+            tracing::warn!("{}", no_answer(&path, &error));
             None
         }
         // A killed daemon left this socket behind: there is nothing to report.
         Err(_) => None,
-    };
+    });
+    answering.collect()
+}
+
+fn ask_each(paths: &[PathBuf]) -> Vec<(PathBuf, Result<Status, Error>)> {
+    let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
+    for path in paths {
+        let directory = allowances.entry(path.parent());
+        directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
+    }
+    let ask_one = |path: &PathBuf| (path.clone(), status_within(path, &allowances[&path.parent()]));
     std::thread::scope(|scope| {
         let asked: Vec<_> = paths
             .iter()
             .map(|path| std::thread::Builder::new().spawn_scoped(scope, move || ask_one(path)))
             .collect();
-        let answers = asked.into_iter().filter_map(|thread| thread.ok()?.join().ok()?);
+        let answers = asked.into_iter().filter_map(|thread| thread.ok()?.join().ok());
         answers.collect()
     })
 }

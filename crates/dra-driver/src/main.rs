@@ -58,13 +58,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     // kube logs each failure, too, without its reason.
     options.log.start("info,kube_client=off");
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            program::log::report_end("vhost-af-xdp-dra", &format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    program::log::exit("vhost-af-xdp-dra", run(&options))
 }
 
 #[tokio::main(flavor = "current_thread")]

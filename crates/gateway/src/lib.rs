@@ -30,11 +30,5 @@ use clap::Parser as _;
 pub fn main() -> ExitCode {
     let args = supervise::Args::parse();
     args.log.start("info");
-    match supervise::run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            program::log::report_end("vhost-af-xdp-gateway", &format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    program::log::exit("vhost-af-xdp-gateway", supervise::run(&args))
 }

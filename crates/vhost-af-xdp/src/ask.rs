@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
+use jiff::Timestamp;
 use model::config::{NamedTable, Network, Port, TableKind};
 use model::control::{Change, Changed};
 use model::events::Event;
@@ -15,7 +16,6 @@ use crate::cli::ask::{
 };
 use crate::output::{print, print_json};
 use client::connection::{self, Error, no_answer};
-use client::directories;
 use client::text::tree::tree;
 use client::text::views::attachment;
 use client::text::{or_dash, table};
@@ -75,15 +75,24 @@ fn remove(at: &AtArgs, table: TableKind, name: &str) -> anyhow::Result<()> {
 }
 
 fn change(at: &AtArgs, change: &Change) -> anyhow::Result<()> {
-    let changed = asked(&socket(at)?, |path| connection::change(path, change.clone()))?;
-    let Changed { done, failed, .. } = changed;
-    let text: String = done.iter().map(|line| format!("{line}\n")).collect();
-    print(if text.is_empty() {
-        "nothing changed\n"
-    } else {
-        &text
-    })?;
-    match failed.as_slice() {
+    change_all(&[socket(at)?], change, "nothing changed\n")
+}
+
+/// Makes a change at each of these daemons, and prints what each did, or `nothing`.
+/// Errors: what failed, a line each.
+pub(crate) fn change_all(daemons: &[PathBuf], change: &Change, nothing: &str) -> anyhow::Result<()> {
+    let mut all_failed = Vec::new();
+    for path in daemons {
+        match connection::change(path, change.clone()) {
+            Ok(Changed { done, failed, .. }) => {
+                all_failed.extend(failed);
+                let text: String = done.iter().map(|line| format!("{line}\n")).collect();
+                print(if text.is_empty() { nothing } else { &text })?;
+            }
+            Err(error) => all_failed.push(no_answer(path, &error)),
+        }
+    }
+    match all_failed.as_slice() {
         [] => Ok(()),
         failed => bail!("{}", failed.join("\n")),
     }
@@ -195,9 +204,10 @@ fn socket(at: &AtArgs) -> anyhow::Result<PathBuf> {
     if let Some(path) = &at.control {
         return Ok(path.clone());
     }
-    let mut found = directories::find_all();
+    let found = connection::found().into_iter();
     // Killed daemons leave their sockets behind.
-    found.retain(|path| !matches!(connection::status(path), Err(Error::Io(_))));
+    let found = found.filter(|(_, status)| !matches!(status, Err(Error::Io(_))));
+    let found: Vec<_> = found.map(|(path, _)| path).collect();
     match found.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(
@@ -293,23 +303,10 @@ fn event_line(event: &Event) -> String {
 
 /// A time in the format of the log, in UTC.
 fn clock(unix_ms: u64) -> String {
-    let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
-    // Years from March on, in eras of 400 (Howard Hinnant, chrono-compatible low-level date algorithms).
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let (date, month) = (
-        of_year - (153 * month + 2) / 5 + 1,
-        if month < 10 { month + 3 } else { month - 9 },
-    );
-    let year = year + era * 400 + u64::from(month <= 2);
-    let (hours, minutes, seconds) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
-    format!(
-        "{year:04}-{month:02}-{date:02}T{hours:02}:{minutes:02}:{seconds:02}.{:03}Z",
-        ms % 1000
-    )
+    let since = i64::try_from(unix_ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    format!("{:.3}", since.unwrap_or(Timestamp::MAX))
 }
 
 #[cfg(test)]

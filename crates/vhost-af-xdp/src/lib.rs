@@ -56,7 +56,7 @@ use client::text::tree::tree;
 use client::text::views::Readings;
 use client::{connection, directories};
 use config::ServeConfig;
-use model::control::{Change, Changed};
+use model::control::Change;
 use model::state::{Status, WorkersDocument};
 use output::{print, print_json};
 use program::log::LogArgs;
@@ -253,13 +253,13 @@ fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
 /// Control sockets of daemons whose status fits, or that are of another release. Others are ignored: killed daemons
 /// leave their sockets behind.
 fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
-    let mut found = directories::find_all();
-    found.retain(|path| match connection::status(path) {
-        Ok(status) => is_meant(&status),
+    let found = connection::found().into_iter();
+    let meant = found.filter(|(_, status)| match status {
+        Ok(status) => is_meant(status),
         // The change will fail with that error, for the user to see.
         Err(error) => matches!(error, connection::Error::OtherRelease { .. }),
     });
-    found
+    meant.map(|(path, _)| path).collect()
 }
 
 /// Changes the daemon at `control`, or without it all whose status fits, and prints what was done.
@@ -274,20 +274,7 @@ fn change_all(
     if daemons.is_empty() {
         anyhow::bail!("{none}: name its socket with --control PATH");
     }
-    let mut all_failed = Vec::new();
-    for path in &daemons {
-        match connection::change(path, change.clone()) {
-            Ok(Changed { done, failed, .. }) => {
-                all_failed.extend(failed);
-                print(&done.iter().map(|line| format!("{line}\n")).collect::<String>())?;
-            }
-            Err(error) => all_failed.push(connection::no_answer(path, &error)),
-        }
-    }
-    match all_failed.as_slice() {
-        [] => Ok(()),
-        failed => anyhow::bail!("{}", failed.join("\n")),
-    }
+    ask::change_all(&daemons, change, "")
 }
 
 fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {

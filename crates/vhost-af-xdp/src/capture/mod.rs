@@ -22,7 +22,6 @@ use crate::api::capture::link::{End, Message, message_of};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
 use crate::termination;
 use client::connection::{self, Error};
-use client::directories::find_all;
 use dataplane::policy::capture::SHOWN_BYTES;
 
 /// Pause between two checks for the end.
@@ -91,10 +90,8 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
 /// Errors: none has, or several have.
 fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
     let (mut found, mut others) = (Vec::new(), Vec::new());
-    for path in find_all() {
-        let Ok(status) = connection::status(&path) else {
-            continue;
-        };
+    for (path, status) in connection::found() {
+        let Ok(status) = status else { continue };
         match status.ports.iter().any(|its| its.name == port) {
             true => found.push(path),
             false => others.extend(status.ports.into_iter().map(|its| its.name)),
