@@ -163,20 +163,11 @@ impl Network {
 
     /// Stores why addresses are not advertised; logs a change.
     fn note_advertised(&self, state: &mut State, why: Option<String>) {
-        let before = std::mem::replace(&mut state.advertised.impaired, why.clone());
-        match (why, before) {
-            (Some(why), before) if before.as_ref() != Some(&why) => tracing::warn!(
-                network = self.name,
-                "addresses of guests are not advertised to other hosts: {why}"
-            ),
-            (None, Some(_)) => {
-                tracing::info!(
-                    network = self.name,
-                    "addresses of guests are advertised to other hosts"
-                );
-            }
-            _ => {}
-        }
+        let texts = [
+            "addresses of guests are not advertised to other hosts",
+            "addresses of guests are advertised to other hosts",
+        ];
+        self.note_reason(&mut state.advertised.impaired, why, texts);
     }
 }
 

@@ -157,12 +157,9 @@ impl Network {
     /// Stores the result; logs a change.
     fn note_host(&self, state: &mut State, reached: Result<(), InterfaceError>) {
         let host = &mut state.host;
-        let why = reached.err().map(with_sources);
-        if let (Some(why), true) = (&why, why != host.impaired) {
-            tracing::warn!(network = self.name, "guests do not reach the host: {why}");
-        }
-        host.retry.record(why.is_none(), Instant::now());
-        host.impaired = why;
+        host.retry.record(reached.is_ok(), Instant::now());
+        let texts = ["guests do not reach the host", ""];
+        self.note_reason(&mut host.impaired, reached.err().map(with_sources), texts);
     }
 
     /// Closes the device, which removes it.

@@ -259,7 +259,7 @@ impl Network {
         self.give_back(&mut state);
         state.reset_uplink(uplink);
         let taken_up = self.open_uplink(&mut state);
-        let failed = taken_up.as_ref().err().map(|error| with_sources(error));
+        let failed = taken_up.as_ref().err().map(with_sources);
         self.note(&mut state, failed.map_or(Ok(()), Err));
         taken_up
     }

@@ -9,11 +9,9 @@ use steer::{mac_text, with_sources};
 use steward_protocol::StationChange;
 
 use super::{Network, State, change, keys, mark_of};
-use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use dataplane::fdb::PortNumber;
-use model::events::What;
 
 /// Most rejected addresses in a log line.
 const SAID: usize = 3;
@@ -107,20 +105,9 @@ impl Network {
             why += &format!("; and {more} more");
         }
         let why = (!why.is_empty()).then_some(why);
-        if why == state.named.refused {
-            return;
+        let texts = ["guests are cut off", "no guest is cut off any more"];
+        if self.note_reason(&mut state.named.refused, why, texts) {
+            self.journal(state.named.refused.clone());
         }
-        let of = Subject::Network(&self.name);
-        match &why {
-            Some(why) => {
-                tracing::warn!(network = self.name, "guests are cut off: {why}");
-                JOURNAL.record(of, What::Impaired, Some(why.clone()));
-            }
-            None => {
-                tracing::info!(network = self.name, "no guest is cut off any more");
-                JOURNAL.record(of, What::Recovered, None);
-            }
-        }
-        state.named.refused = why;
     }
 }

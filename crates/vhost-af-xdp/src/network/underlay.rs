@@ -25,7 +25,6 @@ use super::remotes::{Follower, RemoteCounts};
 use super::seen::ShownLanes;
 use super::{Network, Running, State, change, keys, mark_of};
 use crate::config::UnderlayConfig;
-use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::steering::Steering;
@@ -33,7 +32,6 @@ use common::lock::Locked;
 use dataplane::fdb::{Fdb, PortMark, PortNumber, UnderlayOf};
 use dataplane::lane::role::Role;
 use host::links::routes::TableChanges;
-use model::events::What;
 use model::state::UnderlayStatus;
 
 /// Underlays that are open. Locked while one is opened, so that others join it.
@@ -421,24 +419,13 @@ impl Network {
 
     /// Stores why the underlay is not used; logs a change.
     fn note_underlay(&self, state: &mut State, why: Option<String>) {
-        let before = std::mem::replace(&mut state.underlay.impaired, why);
-        if state.underlay.impaired == before {
-            return;
-        }
-        let of = Subject::Network(&self.name);
-        match &state.underlay.impaired {
-            Some(why) => {
-                tracing::warn!(
-                    network = self.name,
-                    "the underlay is not used, the kernel encapsulates: {why}"
-                );
-                let why = format!("the underlay is not used: {why}");
-                JOURNAL.record(of, What::Impaired, Some(why));
-            }
-            None => {
-                tracing::info!(network = self.name, "the underlay is used");
-                JOURNAL.record(of, What::Recovered, None);
-            }
+        let texts = [
+            "the underlay is not used, the kernel encapsulates",
+            "the underlay is used",
+        ];
+        if self.note_reason(&mut state.underlay.impaired, why, texts) {
+            let why = state.underlay.impaired.as_ref();
+            self.journal(why.map(|why| format!("the underlay is not used: {why}")));
         }
     }
 }

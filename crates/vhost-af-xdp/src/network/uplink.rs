@@ -506,19 +506,38 @@ impl Network {
     /// Stores the result of the set-up; logs a change.
     pub(super) fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
         let why = done.err().map(|error| error.to_string());
-        if why == state.impaired {
-            return;
+        if self.note_reason(&mut state.impaired, why, ["no uplink", ""]) {
+            self.journal(state.impaired.clone());
         }
-        if let Some(why) = &why {
-            tracing::warn!(network = self.name, "no uplink: {why}");
+    }
+
+    /// Stores why something does not work, and logs a change: what is before the reason, and the text for when there is none
+    /// any more, empty: none. Returns whether it has changed.
+    pub(super) fn note_reason(
+        &self,
+        reason: &mut Option<String>,
+        why: Option<String>,
+        [lost, back]: [&str; 2],
+    ) -> bool {
+        if *reason == why {
+            return false;
         }
-        let what = if why.is_some() {
-            What::Impaired
-        } else {
-            What::Recovered
+        match &why {
+            Some(why) => tracing::warn!(network = self.name, "{lost}: {why}"),
+            None if back.is_empty() => {}
+            None => tracing::info!(network = self.name, "{back}"),
+        }
+        *reason = why;
+        true
+    }
+
+    /// Records that the network is impaired, or is not any more.
+    pub(super) fn journal(&self, why: Option<String>) {
+        let what = match why {
+            Some(_) => What::Impaired,
+            None => What::Recovered,
         };
-        JOURNAL.record(Subject::Network(&self.name), what, why.clone());
-        state.impaired = why;
+        JOURNAL.record(Subject::Network(&self.name), what, why);
     }
 }
 
