@@ -1,4 +1,4 @@
-//! Why a program could not be attached, pinned or taken over.
+//! Why a program could not be attached.
 
 use std::error::Error;
 use std::{fmt, io};

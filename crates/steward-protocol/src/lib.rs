@@ -43,7 +43,8 @@
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
 //! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
 //! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; the answer has a tap for unsegmented GSO packets |
-//! | 23 `Uplink` | 8 | as for `Host`, queues of the device (4), 1 to 16; for a lease in tap mode |
+//! | 22 `Uplink` | 4 | as for `Host`, for a lease in tap mode |
+//! | 23 `Uplink` | 8 | as for `Host`, queues (4), 2 to 16: the same with a device of several queues |
 //! | 24 `Advertise` | 900 | number of changes (4), 32 × change: VLAN (2), MAC (6), IP (16), 1: added (4) |
 //! | 28 `DropUnknown` | 4 | network (4; 0: the lease's) |
 //! | 29 `TunnelStations` | 776 | network (4), then as `Stations` |
@@ -121,7 +122,7 @@ pub use answer::STEERING_BYTES;
 pub use wire::{enumerated, mode_request};
 
 /// Version of this protocol; messages of another version are refused.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 6;
 /// Longest message in either direction, bytes.
 pub const MESSAGE_MAX: usize = 1088;
 /// Most queues of one lease.

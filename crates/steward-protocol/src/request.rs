@@ -259,8 +259,8 @@ const SHARE: Checked = Checked(|share| share <= SHARES_MAX, "number of a network
 const WAIT: Checked = Checked(|ms| ms <= BIND_WAIT_MAX, "milliseconds to wait for a queue");
 const FLAGS_OF_BIND: Checked = Checked(|flags| flags & !BIND_FLAGS == 0, "flags of a bind");
 const FLAGS_OF_UMEM: Checked = Checked(|flags| flags & !UMEM_FLAGS == 0, "flags of memory");
-const TAP_QUEUES: Checked = Checked(
-    |queues| (1..=TAP_QUEUES_MAX as u32).contains(&queues),
+const SEVERAL_QUEUES: Checked = Checked(
+    |queues| (2..=TAP_QUEUES_MAX as u32).contains(&queues),
     "number of queues of a tap",
 );
 const QUEUES: Checked = Checked(|queues| (1..=QUEUES_MAX).contains(&queues), "number of queues");
@@ -293,10 +293,10 @@ messages! {
         19 => ZcrxRegister(rings);
         20 => Netkit(wanted);
         21 => SendTap { queue, only_with_tso: Flag };
-        23 => Uplink { has, queues: TAP_QUEUES };
         24 => Advertise { changes: ADDRESSES };
         28 => DropUnknown { share: SHARE };
         29 => TunnelStations { share: SHARE, changes: Changes };
+        // In earlier versions 25 and 30 were `Tunnel`, without `share` and without VLANs, and 27 `Vteps` without `share`.
         31 => Vteps { share: SHARE, changes: VTEPS };
         32 => Tunnel { share: SHARE, device: Name };
     } else Self::read_other, Self::write_other
@@ -323,7 +323,7 @@ impl Request {
         Ok((head.serial, request))
     }
 
-    /// Writes requests whose fields are not one after the other.
+    /// Writes requests whose fields are not one after the other, or that have two kinds.
     fn write_other(&self, to: &mut Vec<u8>) -> u16 {
         match self {
             Self::Register { queue, umem, rings } => {
@@ -332,6 +332,14 @@ impl Request {
                 rings.write(to);
                 PARTS.write_elements(&umem.parts, to);
                 2
+            }
+            Self::Uplink { has, queues: 1 } => {
+                has.write(to);
+                22
+            }
+            Self::Uplink { has, queues } => {
+                [*has, *queues].write(to);
+                23
             }
             // The table has all others.
             _ => unreachable!("{self:?}"),
@@ -355,6 +363,14 @@ impl Request {
                 };
                 Ok(Self::Register { queue, umem, rings })
             }
+            22 => Ok(Self::Uplink {
+                has: from.next()?,
+                queues: 1,
+            }),
+            23 => Ok(Self::Uplink {
+                has: from.next()?,
+                queues: SEVERAL_QUEUES.read(from)?,
+            }),
             other => Err(Malformed::Kind(other)),
         }
     }
