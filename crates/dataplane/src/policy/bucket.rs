@@ -209,6 +209,10 @@ mod tests {
         let wait = bucket.take(1, full).expect_err("much is to be made up for");
         let seconds = wait.duration().as_secs_f64();
         assert!((4.9..4.92).contains(&seconds), "{seconds}");
+        // What takes longer than 64 bits count passes for good.
+        bucket.overdraw(u64::MAX, full);
+        let wait = bucket.take(1, full).expect_err("years");
+        assert!(wait.duration() > Duration::from_secs(60_000_000), "{wait:?}");
     }
 
     #[test]

@@ -157,6 +157,20 @@ fn pairs_of_a_port_share_its_limits() {
 }
 
 #[test]
+fn throttled_guest_waits_for_a_millisecond_or_half_a_burst() {
+    for (burst, wait_us) in [(1000, 1000), (3, 1000), (1, 500)] {
+        let rate = Some(Rate {
+            per_second: 1000,
+            burst,
+        });
+        for (bits, packets) in [(rate, None), (None, rate)] {
+            let limit = RateLimit::new(Rates { bits, packets }).expect("one");
+            assert_eq!(limit.least_wait().duration(), Duration::from_micros(wait_us));
+        }
+    }
+}
+
+#[test]
 fn packet_over_the_limit_of_packets_takes_nothing_of_that_of_bits() {
     let limit = RateLimit::new(Rates {
         bits: frames(5).bits,
@@ -213,6 +227,11 @@ fn policer_returns_what_it_took() {
     assert!(allows(&mut policer, 2 * len));
     policer.give_back();
     assert!(allows(&mut policer, 3 * len) && !allows(&mut policer, len));
+    // Further pieces of a frame are charged, too.
+    let limit = RateLimit::new(frames(3)).expect("one");
+    let mut policer = Policer::new(Some(&limit));
+    policer.overdraw(2 * len);
+    assert!(allows(&mut policer, len) && !allows(&mut policer, 1));
 }
 
 /// A limit is for what a guest sends, whatever becomes of it, as those of `tc` (`police`) and Open vSwitch are.

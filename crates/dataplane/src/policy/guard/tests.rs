@@ -1,13 +1,17 @@
 //! Frames by table: what a guest with a lock may send, and why not.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use packet::ethernet::{self, Mac};
+use device::pair::Sending;
+use model::config::Prefixes;
+use packet::checksum::ChecksumAt;
+use packet::ethernet::{self, Mac, Tags};
 use packet::ip::is_long;
+use packet::segment::Request;
 use packet::{HEADERS_MAX, SHORT_HEAD};
 use proptest::prelude::*;
 
-use super::{Addresses, Refusal, SourceGuard};
+use super::{Refusal, SourceGuard, check_content};
 
 const MAC: Mac = [0x52, 0x54, 0, 0, 0, 1];
 const OTHER: Mac = [0x52, 0x54, 0, 0, 0, 2];
@@ -21,11 +25,14 @@ const LINK_LOCAL: &str = "fe80::5054:ff:fe00:1";
 const NOBODY: &str = "::";
 
 fn guard() -> SourceGuard {
-    let prefixes = [OWN_V4, OWN_V6, "2001:db8:1::/64"].map(|text| text.parse().expect("valid"));
-    SourceGuard {
-        addresses: Addresses::new(&prefixes),
-        ..SourceGuard::default()
-    }
+    let prefixes =
+        [OWN_V4, OWN_V6, "2001:db8:1::/64", "198.51.100.0/24"].map(|text| text.parse().expect("valid"));
+    let ips = Some(Prefixes(prefixes.into()));
+    SourceGuard::of(&model::config::Guard {
+        ips,
+        ..Default::default()
+    })
+    .expect("addresses")
 }
 
 fn v4(text: &str) -> [u8; 4] {
@@ -155,6 +162,40 @@ fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
 fn tagged_as(kind: u16, frame: &[u8], vlan: u16) -> Vec<u8> {
     let tag = [kind, vlan].map(u16::to_be_bytes).concat();
     [&frame[..12], &tag, &frame[12..]].concat()
+}
+
+#[test]
+fn no_checksum_is_stored_in_the_bytes_that_the_verdict_rests_on() {
+    let advertisement = neighbour(OWN_V6, 136, OWN_V6, &link_layer(2, MAC));
+    for (frame, end) in [
+        (arp(2, MAC, OWN_V4, OTHER_V4), 42),
+        (udp(OWN_V4, OTHER_V4, 1, 2), 34 + 4),
+        (ipv4(OWN_V4, OTHER_V4, 6, 0, 4, &[0; 20]), 38),
+        (ipv4(OWN_V4, OTHER_V4, 1, 0, 0, &[8; 8]), 34 + 1),
+        (ipv6(OWN_V6, 6, &[0; 20]), 54),
+        (ipv6(OWN_V6, 17, &ports(1, 2)), 54 + 4),
+        (ipv6(OWN_V6, 58, &[128; 8]), 54 + 1),
+        (advertisement.clone(), advertisement.len()),
+    ] {
+        let stored_at = |at: usize| {
+            let (start, offset, len) = (0, at as u16, frame.len() as u32);
+            let request = Request::of_partial(ChecksumAt { start, offset });
+            let sending = Sending {
+                len,
+                request,
+                ..Sending::default()
+            };
+            check_content(Some(&guard()), MAC, (&frame, Tags::None), &sending)
+        };
+        assert_eq!(stored_at(end), Ok(()), "{frame:02x?}");
+        assert_eq!(stored_at(end - 1), Err(Refusal::Checksum), "{frame:02x?}");
+    }
+}
+
+#[test]
+fn hosts_are_the_single_addresses() {
+    let single = [OWN_V4, OWN_V6].map(|text| text.parse::<IpAddr>().expect("valid"));
+    assert_eq!(guard().hosts().collect::<Vec<_>>(), single);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::hairpin::hairpin;
 use super::multicast::Copies;
 use super::*;
+use crate::policy::capture::{Capture, Seen, Wanted};
 use crate::policy::filter::{Filter, PortFilter, Rule, Rules};
 use crate::uplink::multicast_lane::MulticastLane;
 
@@ -23,14 +24,16 @@ pub(super) fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) ->
         rule: rules.collect(),
         ..Filter::default()
     });
-    for port in ports {
-        let lane_filter = filter.for_a_lane(0);
-        world.lanes.change(port, |lane, _| {
-            drop(lane.set_filter(lane_filter));
-        });
-    }
+    ports.for_each(|port| set(world, port, &filter));
     world.rebuild_forwarding();
     filter
+}
+
+fn set(world: &mut World, port: usize, filter: &PortFilter) {
+    let lane_filter = filter.for_a_lane(0);
+    world.lanes.change(port, |lane, _| {
+        drop(lane.set_filter(lane_filter));
+    });
 }
 
 /// As many as there can be, of which the last one allows UDP: an unknown flow is work for twelve frames.
@@ -64,16 +67,27 @@ fn counts(rules: Option<&Rules>) -> Vec<u64> {
 }
 
 #[test]
-fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ports_rules() {
+fn frame_that_waits_for_a_buffer_is_counted_and_captured_once_by_both_ports_rules() {
     let mut world = World::new(&[0, 1]);
     let rules = "direction=from-guest action=deny protocol=udp destination-ports=7
                  direction=from-guest action=allow protocol=udp
                  direction=to-guest action=deny protocol=udp destination-ports=9
                  direction=to-guest action=allow protocol=udp";
-    let [sender, receiver] = [0, 1].map(|port| filter(&mut world, port, rules));
+    let capture = Arc::new(Capture::new(Wanted {
+        from_guest: true,
+        to_guest: true,
+    }));
+    let [sender, receiver] = [0, 1].map(|port| {
+        let mut filter = filter(&mut world, port, rules);
+        filter.capture = Some(Arc::clone(&capture));
+        set(&mut world, port, &filter);
+        filter
+    });
     for port in [1, 7, 2, 9, 3, 7, 4, 9] {
         world.ports[0].send(&udp(mac(1), mac(0), 1, port));
     }
+    // The rules allow it, its source address does not.
+    world.ports[0].send(&udp(mac(1), STRANGER, 1, 5));
     let mut got = Vec::new();
     for _ in 0..12 {
         // A buffer at a time: all of the guest's frames but one are put back.
@@ -87,6 +101,44 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ports_rules() {
     assert_eq!(counts(receiver.to_guest.as_deref()), [2, 4]);
     assert_eq!(world.ports[0].counters.from_guest_filter.get(), 2);
     assert_eq!(world.ports[1].counters.to_guest_filter.get(), 2);
+    let records: Vec<_> = std::iter::from_fn(|| capture.take()).collect();
+    let seen = |to_guest| {
+        let its = records.iter().filter(|record| record.to_guest == to_guest);
+        its.map(|record| (record.bytes()[37], record.about.seen))
+            .collect::<Vec<_>>()
+    };
+    let denied = |rule| Seen::Denied(Some(rule));
+    let frames = [
+        (1, Seen::Passed),
+        (7, denied(0)),
+        (2, Seen::Passed),
+        (9, Seen::Passed),
+        (3, Seen::Passed),
+    ];
+    assert_eq!(
+        seen(false),
+        [
+            &frames[..],
+            &[
+                (7, denied(0)),
+                (4, Seen::Passed),
+                (9, Seen::Passed),
+                (5, Seen::Refused)
+            ]
+        ]
+        .concat()
+    );
+    assert_eq!(
+        seen(true),
+        [
+            (1, Seen::Passed),
+            (2, Seen::Passed),
+            (9, denied(2)),
+            (3, Seen::Passed),
+            (4, Seen::Passed),
+            (9, denied(2))
+        ]
+    );
 }
 
 #[test]
