@@ -277,6 +277,37 @@ mod tests {
         }
     }
 
+    #[test]
+    fn head_is_long_if_the_headers_that_decide_may_end_behind_it() {
+        // Two tags are skipped.
+        for tags in [&[][..], &[0x8100], &[0x88a8, 0x8100]] {
+            for (ethertype, first, next, long) in [
+                (IPV4, 0x45, ICMP_V6, false),
+                (IPV4, 0x46, TCP, true),
+                (IPV6, 0x60, TCP, false),
+                (IPV6, 0x60, UDP, false),
+                (IPV6, 0x60, ICMP_V6, true),
+                (IPV6, 0x60, HOP_BY_HOP, true),
+                (0x0806, 0, 0, false),
+                (0x05ff, 0, 0, true),
+                (0x0600, 0, 0, false),
+                (0x8847, 0, 0, false),
+            ] {
+                let tags = tags
+                    .iter()
+                    .flat_map(|tag: &u16| [tag.to_be_bytes(), [0, 7]].concat());
+                let mut head: Vec<u8> = [0; 12].into_iter().chain(tags).collect();
+                head.extend(ethertype.to_be_bytes());
+                head.extend([first, 0, 0, 0, 0, 0, next]);
+                head.resize(SHORT_HEAD, 0);
+                let head = head.first_chunk().expect("resized");
+                assert_eq!(is_long(head), long, "{head:02x?}");
+            }
+        }
+        let three = [&[0; 12][..], &[0x81, 0, 0, 7].repeat(3), &[8, 0, 0x45], &[0; 37]].concat();
+        assert!(is_long(three.first_chunk().expect("as many")));
+    }
+
     /// A packet whose first header has this number; the headers, and eight bytes.
     fn ipv6(next: u8, headers: &[&[u8]]) -> Vec<u8> {
         let mut packet = [0; ipv6::BYTES];

@@ -106,6 +106,17 @@ fn batch_counts_its_frames() {
     let frames: Vec<_> = train(&Spec::default(), 3).iter().map(Spec::frame).collect();
     let mut batch = batch_of(ALL, &frames);
     assert_eq!((batch.len(), batch.is_empty()), (3, false));
+    // A frame that is not read is not merged.
+    assert!(batch.add_unread(77));
+    let mut position = Position::default();
+    let runs = [(); 2].map(|()| {
+        let run = batch.run(&position, u32::MAX).expect("a frame");
+        batch.advance(&mut position, &run);
+        (run.frames(), run.bytes())
+    });
+    assert_eq!(runs, [(3, frames[0].len() as u32 + 200), (1, 77)]);
+    assert!((4..MOST_FRAMES).all(|_| batch.add_unread(1)) && !batch.add_unread(1));
+    assert_eq!(batch.len(), MOST_FRAMES);
     batch.clear();
     assert_eq!((batch.len(), batch.is_empty()), (0, true));
 }

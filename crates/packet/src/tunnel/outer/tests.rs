@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ip::{Fragment, Ipv4};
 use crate::layers;
+use crate::segment::{Gso, GsoKind, Plan, Tunnel};
 
 const MACS: (Mac, Mac) = ([2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 9, 2]);
 
@@ -175,6 +176,35 @@ fn our_own_readers_find_a_right_packet_with_that_frame_inside() {
         };
         let payload = read(&whole, layers.payload.into()).expect("a tunnel");
         assert_eq!((payload.at, payload.ethertype), (outer.len(), ETHERNET));
+    }
+}
+
+#[test]
+fn segments_have_the_headers_of_their_tunnel_before_their_own() {
+    // IPv4 and TCP, 3000 bytes of payload.
+    let mut packet = inner(&[], IPV4, &[0; 40 + 3000]);
+    (packet[14], packet[23], packet[46]) = (0x45, protocol::TCP, 0x50);
+    put16(&mut packet, 16, 3040);
+    let (kind, ecn, size) = (GsoKind::Tcp4, false, 1400);
+    let plan = Plan::new(&packet, packet.len() as u32, Gso { kind, ecn, size }).expect("a GSO packet");
+    let (outer, flow, id) = (outer(false), 5, 0xffff);
+    let before = outer.len();
+    let in_tunnel = plan.clone().in_tunnel(Tunnel {
+        outer: outer.clone(),
+        flow,
+        id,
+    });
+    assert_eq!((plan.outer_len(), in_tunnel.outer_len()), (0, before));
+    assert_eq!(
+        usize::from(in_tunnel.checksum_at().start),
+        usize::from(plan.checksum_at().start) + before
+    );
+    for (index, payload_bytes) in [(0, 1400), (2, 200)] {
+        let (mut own, mut all) = ([0; 54], vec![0; in_tunnel.header_len()]);
+        plan.write_header(index, &mut own);
+        in_tunnel.write_header(index, &mut all);
+        let headers = outer.headers(&own, 54 + payload_bytes, flow, id.wrapping_add(index as u16));
+        assert_eq!(all, [headers.as_ref(), &own].concat(), "{index}");
     }
 }
 
