@@ -5,7 +5,7 @@ use xsk::metadata::{Field, Layout, MAX_LAYOUTS};
 
 use super::*;
 use crate::Listed;
-use host::links::DriverSends;
+use host::links::{DriverSends, Link};
 
 fn facts() -> Facts {
     Facts {
@@ -240,6 +240,14 @@ fn flows_and_rings_that_cannot_be_are_malformed() {
         Request::decode(&Request::Zcrx(wanted).encode(1)).is_ok()
     };
     assert!(wanted(|_| {}));
+    // Bytes after an IPv4 address.
+    let mut behind = Request::Zcrx(zcrx()).encode(1);
+    let at = behind
+        .windows(4)
+        .position(|bytes| bytes == [192, 0, 2, 1])
+        .expect("the first flow");
+    behind[at + 15] = 1;
+    assert!(Request::decode(&behind).is_err());
     for change in [
         (|wanted| wanted.flows.clear()) as fn(&mut ZcrxWanted),
         |wanted| wanted.flows = vec![wanted.flows[0]; 2],
@@ -417,6 +425,34 @@ fn answers() -> Vec<Answer> {
 }
 
 #[test]
+fn facts_of_an_interface_are_those_of_its_link() {
+    let of = facts();
+    let link = Link {
+        index: of.ifindex,
+        name: of.name.clone(),
+        mtu: of.mtu,
+        mac: of.mac,
+        rx_queues: of.rx_queues,
+        driver: of.driver.clone(),
+        up: true,
+        partial_checksums: true,
+        node: of.node,
+        translated: true,
+        ..Link::default()
+    };
+    let found = Facts::of(&link);
+    assert_eq!(
+        (found.ifindex, &found.name, found.mtu, found.mac),
+        (of.ifindex, &of.name, of.mtu, of.mac)
+    );
+    assert_eq!(
+        (found.rx_queues, &found.driver, found.node),
+        (of.rx_queues, &of.driver, of.node)
+    );
+    assert!(found.up && found.partial_checksums && found.translated);
+}
+
+#[test]
 fn every_message_is_read_as_it_was_written() {
     for (serial, request) in (1..).zip(requests()) {
         let bytes = request.encode(serial);
@@ -427,6 +463,21 @@ fn every_message_is_read_as_it_was_written() {
         let bytes = answer.encode(serial);
         assert!(bytes.len() <= MESSAGE_MAX);
         assert_eq!(Answer::decode(&bytes), Ok((serial, answer)));
+    }
+}
+
+/// Lessees of an older version do not know them.
+#[test]
+fn later_counters_are_left_out_while_they_are_0() {
+    for (last, bytes) in [([0, 0], 72), ([10, 0], 88), ([0, 11], 88)] {
+        let mut counters: [u64; 11] = std::array::from_fn(|at| at as u64 + 1);
+        counters[9..].copy_from_slice(&last);
+        let answer = Answer::Counters(zerocopy::transmute!(counters));
+        let encoded = answer.encode(1);
+        assert_eq!(encoded.len(), 8 + bytes, "{last:?}");
+        assert_eq!(Answer::decode(&encoded), Ok((1, answer)));
+        let with_zeros = [&encoded[..], &[0; 16]].concat();
+        assert!(Answer::decode(&with_zeros).is_err(), "{last:?}");
     }
 }
 
@@ -514,6 +565,8 @@ fn impossible_values_are_malformed() {
         Request::decode(&raw(3, 1, &body))
     };
     assert!(activate(12, 1518).is_ok());
+    assert_eq!(mode_request(ModeRequest::Tap as u32), Ok(ModeRequest::Tap));
+    assert!(mode_request(99).is_err());
     for (header, limit) in [(11, 1518), (u32::MAX, 1518), (0, 13), (0, 65_554)] {
         assert!(matches!(activate(header, limit), Err(Malformed::Value { .. })));
     }
@@ -545,6 +598,9 @@ fn impossible_memory_is_malformed() {
     let most = PARTS_MAX as u64;
     assert!(register(most, &|_, _| {}).is_ok());
     assert!(register(0, &|_, _| {}).is_err() && register(most + 1, &|_, _| {}).is_err());
+    assert!(register(1, &|umem, _| umem.parts[0].len = UMEM_MAX).is_ok());
+    let last = i64::MAX.cast_unsigned() - 4095 - 8192;
+    assert!(register(1, &|umem, _| umem.parts[0].file_offset = last).is_ok());
     for len in [
         0,
         1,
@@ -606,8 +662,8 @@ fn lists_that_are_too_long_double_or_go_on_are_malformed() {
         matches!(number(44, 1), Malformed::Value { .. }),
         "a group of stations"
     );
-    let far = changed(|bytes| bytes[142..144].copy_from_slice(&4095u16.to_ne_bytes()));
-    assert!(matches!(far, Err(Malformed::Value { .. })));
+    let vlan = |vlan: u16| changed(|bytes| bytes[142..144].copy_from_slice(&vlan.to_ne_bytes()));
+    assert!(vlan(4094).is_ok() && matches!(vlan(4095), Err(Malformed::Value { .. })));
 }
 
 #[test]
