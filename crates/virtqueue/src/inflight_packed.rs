@@ -359,10 +359,6 @@ impl PackedJournal {
             slots = slots.saturating_sub(chain.id.slots);
             self.queue.set(self.states[0], INFLIGHT, 0);
             self.states.drain(..usize::from(chain.id.slots));
-            if chain.left && self.next_left > 0 {
-                self.left.remove(0);
-                self.next_left -= 1;
-            }
         }
         self.used = (0, 0);
         self.queue.set_header(OLD_FREE_HEAD, self.free_head());

@@ -300,6 +300,11 @@ fn region_of_another_layout_is_refused() {
     world.file.put(0, &[0; 16]);
     assert!(world.file.open(false).is_ok());
     assert_eq!((world.file.get16(8), world.file.get16(10)), (1, QUEUE));
+    // Each queue has a header of its own, behind the states of the queue before.
+    let InflightFile { file, bytes } = InflightRegion::create(shape(2, QUEUE, false)).unwrap();
+    InflightRegion::open(file.as_fd(), whole(bytes), shape(2, QUEUE, false), &TrustedFiles).unwrap();
+    let two = File(file);
+    assert_eq!((two.get16(192 + 8), two.get16(192 + 10)), (1, QUEUE));
 }
 
 #[test]

@@ -25,6 +25,10 @@ fn a_successor_goes_on_where_the_ring_stands() {
     let mut pair = Pair::with(8, full(Split), 65530);
     pair.add(8);
     assert_eq!(pair.pop(), Ok(8));
+    assert_eq!(
+        (pair.chains.count_buffers(2..8), pair.chains.count_buffers(0..3)),
+        (6, 3)
+    );
     for chain in &pair.chains.chains[..5] {
         pair.queue.push_used(chain.id, 0);
     }
