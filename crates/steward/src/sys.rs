@@ -152,3 +152,15 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_of_memory_is_at_most_our_own() {
+        assert!(can_limit_memory(0) && !can_limit_memory(u64::MAX));
+        let most = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX - 1);
+        assert!(can_limit_memory(most) && !can_limit_memory(most + 1));
+    }
+}

@@ -41,6 +41,13 @@ fn steered(start_queue: u32, queues: u32, last_byte: u8, vlan: u16) -> Wanted {
     }
 }
 
+#[test]
+fn flows_are_listed() {
+    let flows = ["192.0.2.1:443", "[2001:db8::1]:80"];
+    let listed = flows_text(&flows.map(|flow| flow.parse().expect("a flow")));
+    assert_eq!(listed, flows.join(", "));
+}
+
 const FULL: &str = r#"
 [limits]
 connections = 3

@@ -373,3 +373,31 @@ impl Interface {
         self.note = format!("interface {} is gone", self.link.name);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_without_a_program_suits_no_lease_and_is_over_without_one() {
+        let mut interface = Interface {
+            name: "eth1".to_owned(),
+            ..Interface::default()
+        };
+        let modes = [
+            ModeRequest::Auto,
+            ModeRequest::Xdp,
+            ModeRequest::Native,
+            ModeRequest::Skb,
+            ModeRequest::Tap,
+        ];
+        assert_eq!(modes.map(|mode| interface.suits(mode)), [false; 5]);
+        let (now, linger) = (Instant::now(), Duration::from_secs(60));
+        assert!(interface.is_over(now, linger) && interface.idle_since == Some(now));
+        assert!(interface.is_unfinished(now, linger));
+        // It is searched by the name that it had when it was leased.
+        assert!(interface.was("eth1") && !interface.was("eth2"));
+        interface.link.index = 7;
+        assert!(!interface.was("eth1"));
+    }
+}

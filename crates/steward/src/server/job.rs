@@ -370,9 +370,23 @@ mod tests {
                 assert_eq!(free(Err(errno)), Err(errno), "{probe:?}");
             }
         }
+        // The kernel rejects what a driver without multi-buffer cannot do.
+        assert_eq!(
+            [0, 1, 2].map(Probe::of),
+            [Probe::Refused, Probe::Refused, Probe::Copy]
+        );
+        assert_eq!(Probe::Refused.flags(), 1 << 2 | 1 << 4);
         // A flag that the kernel does not know.
         let unknown = Err(Errno::INVAL);
         assert_eq!(Probe::Refused.is_free(unknown), unknown);
         assert_eq!(Probe::Copy.is_free(unknown), Ok(()), "no such queue");
+    }
+
+    #[test]
+    fn report_is_read_by_its_length() {
+        let mut bytes = [0; REPORT_MAX];
+        bytes[..4].copy_from_slice(&7u32.to_ne_bytes());
+        let report = Report { bytes, len: 4 };
+        assert_eq!((report.read::<u32>(), report.read::<u64>()), (Some(7), None));
     }
 }

@@ -362,3 +362,83 @@ pub(crate) fn lessees(
     let has = move |other: &&mut Connection| other.held.as_ref().is_some_and(&is_such);
     connections.values_mut().filter(has)
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, send, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, Connection) {
+        let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+        let (lessee, ours) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("two sockets");
+        (lessee, Connection::new(ours).expect("a connection"))
+    }
+
+    fn by_child(_: &Request) -> By {
+        By::ChildWithFiles
+    }
+
+    #[test]
+    fn requests_are_read_at_a_limited_rate_and_while_nothing_else_is_to_be_done() {
+        let (_lessee, mut connection) = pair();
+        let now = Instant::now();
+        let interest = |connection: &mut Connection| {
+            let Interest { events, wake } = connection.interest(now);
+            (events, wake.map(|at| at - now))
+        };
+        assert_eq!(interest(&mut connection), (PollFlags::IN, None));
+        connection.waits = true;
+        assert_eq!(interest(&mut connection), (PollFlags::empty(), None));
+        connection.waits = false;
+        connection.requests.left = 0;
+        let pause = Some(Duration::from_millis(20));
+        assert_eq!(interest(&mut connection), (PollFlags::empty(), pause));
+        while connection.answer(1, Answer::Done.into()) && !connection.has_unsent() {}
+        assert_eq!(interest(&mut connection), (PollFlags::OUT, None));
+    }
+
+    #[test]
+    fn message_that_is_too_long_or_has_files_that_are_not_allowed_is_malformed() {
+        let (lessee, mut connection) = pair();
+        let none = |connection: &mut Connection| matches!(connection.receive(by_child), Incoming::Nothing);
+        assert!(none(&mut connection));
+        for len in [MESSAGE_MAX + 1, MESSAGE_MAX + 9] {
+            send(&lessee, &vec![0; len], SendFlags::empty()).expect("room");
+            let received = connection.receive(by_child);
+            assert!(
+                matches!(received, Incoming::Broken(Malformed::Long)),
+                "{received:?}"
+            );
+            assert!(none(&mut connection), "it was read");
+        }
+        let request = Request::Facts.encode(7);
+        let with_file = || descriptors::send(&lessee, &request, &[lessee.as_fd()], SendFlags::empty());
+        for (rule, by) in [(None, by_child as fn(&Request) -> By), (Some(3), |_| By::Child)] {
+            connection.by_part = rule;
+            assert_eq!(
+                (connection.charged(), connection.has_lease()),
+                (rule, rule.is_some())
+            );
+            with_file().expect("room");
+            let received = connection.receive(by);
+            assert!(
+                matches!(received, Incoming::Broken(Malformed::Descriptors)),
+                "{received:?}"
+            );
+            connection.discard();
+        }
+        with_file().expect("room");
+        let received = connection.receive(by_child);
+        assert!(
+            matches!(received, Incoming::Request(7, Request::Facts, By::ChildWithFiles)),
+            "{received:?}"
+        );
+        assert!(
+            connection.has_request(7) && !connection.has_request(8),
+            "a child reads it"
+        );
+        connection.discard();
+        assert!(!connection.has_request(7));
+    }
+}

@@ -286,3 +286,28 @@ fn possible(mode: Mode, driver: HintSet) -> HintSet {
         Mode::Skb | Mode::Tap => HintSet::NONE,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_that_no_lease_asks_for_stay_for_a_while() {
+        let (mut hints, start) = (Hints::default(), Instant::now());
+        let mut after = |surplus, ms| {
+            let stays = hints.staying(surplus, start + Duration::from_millis(ms));
+            (stays, hints.has_surplus())
+        };
+        let surplus = HintSet::HASH;
+        assert_eq!(after(HintSet::NONE, 0), (HintSet::NONE, false));
+        assert_eq!(after(surplus, 0), (surplus, true));
+        assert_eq!(after(surplus, 4999), (surplus, true));
+        assert_eq!(
+            after(HintSet::NONE, 4999),
+            (HintSet::NONE, false),
+            "asked for again"
+        );
+        assert_eq!(after(surplus, 5000), (surplus, true));
+        assert_eq!(after(surplus, 10_000), (HintSet::NONE, false));
+    }
+}
