@@ -408,15 +408,6 @@ fn flows_are_merged_beside_each_other_and_delivered_by_their_first() {
 }
 
 #[test]
-fn ninth_flow_ends_the_first() {
-    let mixed = mixed(9, 2);
-    let got = units(&mixed);
-    // The ninth flow closes the first one's group; the first one's next segment closes the second's, and so on.
-    assert_eq!(got.concat().len(), 18);
-    assert!(got.contains(&vec![0]), "{got:?}");
-}
-
-#[test]
 fn flow_that_began_first_is_ended_wherever_its_group_is() {
     let first = |port| Spec {
         ports: (port, 9),

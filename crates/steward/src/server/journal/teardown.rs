@@ -208,14 +208,6 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_undone_in_their_order_however_they_are_given() {
-        let mut driver = Driver::default();
-        let mut teardown = Teardown::new(sockets([5, 1, 3]));
-        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
-        assert_eq!(driver.undone, sockets([1, 3, 5]));
-    }
-
-    #[test]
     fn rule_that_stays_delays_its_context_and_later_steps() {
         let rule = Step::Nic(Part::Rule(Rule {
             mac: Some([2, 0, 0, 0, 0, 1]),
