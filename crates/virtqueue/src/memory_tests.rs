@@ -48,6 +48,30 @@ fn regions_lie_back_to_back_and_private_memory_follows() {
         map.copy_to_guest(0, &vec![1; map.len()]),
         "every byte can be written"
     );
+    // Another process maps the same pieces.
+    let pieces = map.files();
+    let lens: Vec<_> = pieces
+        .iter()
+        .map(|piece| (piece.file_offset, piece.len))
+        .collect();
+    assert_eq!(lens, [(0, 0x4000), (0, 0x2000), (0, 0x2000)]);
+    assert_eq!(map.huge_bytes(), 0);
+    map.populate();
+}
+
+#[test]
+fn piece_begins_where_its_region_does_in_the_file() {
+    let second = Region {
+        file_offset: 0x1000,
+        len: 0x1000,
+        ..region(0x10_0000, 0, 0x2000)
+    };
+    let map = MemoryMap::new(vec![second], 0, &TrustedFiles).unwrap();
+    let piece = &map.files()[0];
+    assert_eq!(
+        (piece.file_offset, piece.len, map.regions()[0].file_offset()),
+        (0x1000, 0x1000, 0x1000)
+    );
 }
 
 #[test]

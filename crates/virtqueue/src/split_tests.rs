@@ -39,9 +39,7 @@ fn a_successor_goes_on_where_the_ring_stands() {
     pair.replace(used_idx.into());
     assert_eq!(pair.split().used_idx, 65530u16.wrapping_add(5));
     assert_eq!(pair.pop(), Ok(3));
-    for chain in &pair.chains {
-        pair.queue.push_used(chain.id, 0);
-    }
+    pair.queue.push_all_used(&pair.chains.chains);
     assert!(pair.queue.publish(), "the first publication calls in any case");
     assert_eq!(pair.back(), 8);
 }
