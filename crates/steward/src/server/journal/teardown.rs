@@ -232,24 +232,15 @@ mod tests {
         assert_eq!(driver.undone, [other]);
         driver.refuses = [context].into();
         assert!(teardown.go_on(Instant::now(), |step| driver.undo(step)).is_err());
-        assert_eq!(driver.undone, [other, rule]);
-        driver.refuses.clear();
-        assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
-        assert_eq!(driver.undone[2..], [context, entries, sockets([0])[0]]);
-    }
-
-    #[test]
-    fn entries_that_stay_hold_the_sockets_back() {
-        let entries = Step::Entries { queue: 1 };
-        let mut driver = Driver {
-            refuses: [entries].into(),
-            undone: Vec::new(),
-        };
-        let mut teardown = Teardown::new([sockets([1])[0], entries, Step::Entries { queue: 2 }]);
+        driver.refuses = [entries].into();
         assert!(teardown.go_on(Instant::now(), |step| driver.undo(step)).is_err());
-        assert_eq!(driver.undone, [Step::Entries { queue: 2 }]);
+        assert_eq!(
+            driver.undone,
+            [other, rule, context],
+            "sockets stay as long as entries"
+        );
         driver.refuses.clear();
         assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
-        assert_eq!(driver.undone[1..], [entries, sockets([1])[0]]);
+        assert_eq!(driver.undone[3..], [entries, sockets([0])[0]]);
     }
 }
