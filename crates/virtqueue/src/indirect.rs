@@ -118,6 +118,17 @@ pub enum Prefetch {
     Frame,
 }
 
+impl Prefetch {
+    /// The longest buffer of which only the first line is prefetched, bytes.
+    #[inline(always)]
+    fn one_line(self) -> u32 {
+        match self {
+            Self::Header => u32::MAX,
+            Self::Frame => LINE as u32,
+        }
+    }
+}
+
 /// Bytes per cache line.
 const LINE: usize = 64;
 
@@ -137,7 +148,7 @@ pub fn header_ends_line(offset: u64) -> bool {
 pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Buffer, writable: bool, what: Prefetch) {
     let first = base.as_ptr().wrapping_add(buffer.offset as usize);
     let second = first.wrapping_add(LINE);
-    let two = what == Prefetch::Frame && buffer.len as usize > LINE;
+    let two = buffer.len > what.one_line();
     // Written out: a variable for the function would become an indirect call.
     if writable {
         if header_ends_line(buffer.offset) {

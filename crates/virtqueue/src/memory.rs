@@ -83,13 +83,13 @@ pub(crate) struct MapStart {
 }
 
 impl Lookup {
-    /// Translates all of `[addr, addr + len)` or returns `None`. `start + self.len` does not wrap
-    /// (region.rs), so an `addr` below `start` gives an `into` of at least `self.len`: one comparison covers
-    /// both ends, and no sum can overflow.
+    /// Translates all of `[addr, addr + len)` or returns `None`, as it does if `len` is 0. `start + self.len`
+    /// does not wrap (region.rs), so an `addr` below `start` gives an `into` of at least `self.len`: one
+    /// comparison covers both ends, and no sum can overflow.
     #[inline(always)]
     fn find(&self, addr: u64, len: u64) -> Option<MapStart> {
         let into = addr.wrapping_sub(self.start);
-        (into < self.len && len <= self.len - into).then(|| MapStart {
+        (into < self.len && len.wrapping_sub(1) < self.len - into).then(|| MapStart {
             offset: self.map_offset + into,
             room_before: into,
         })
@@ -100,7 +100,7 @@ impl RegionHint {
     /// As [`MemoryMap::find`], in the region of the last hit only.
     #[inline(always)]
     pub(crate) fn find(&self, addr: u64, len: u64) -> Option<MapStart> {
-        if len == 0 { None } else { self.0.find(addr, len) }
+        self.0.find(addr, len)
     }
 }
 
@@ -335,9 +335,6 @@ struct Found<'a> {
 }
 
 fn find_in(lookups: &[Lookup], addr: u64, len: u64) -> Option<Found<'_>> {
-    if len == 0 {
-        return None;
-    }
     lookups.iter().find_map(|lookup| {
         let start = lookup.find(addr, len)?;
         Some(Found { start, lookup })

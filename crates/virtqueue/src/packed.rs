@@ -199,7 +199,8 @@ impl PackedQueue {
         at: Position,
         most: usize,
     ) -> u16 {
-        let base = self.ring.memory.base();
+        // Fields of `self` would be loaded anew after each atomic load.
+        let (base, ahead, prefetch_of) = (self.ring.memory.base(), self.ahead, self.prefetch);
         let write = if WRITABLE { DESC_WRITE } else { 0 };
         let common = u64::from(at.available_flags() | write) << 48;
         let slots = chains.push_singles::<_, WRITABLE>(self.ring.run(at, most), |slot| {
@@ -210,8 +211,8 @@ impl PackedQueue {
             }
             let desc = PackedRing::load(slot, high);
             let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
-            prefetch(slot.as_ptr().wrapping_add(self.ahead * slot.len()).cast());
-            prefetch_frame(base, &buffer, WRITABLE, self.prefetch);
+            prefetch(slot.as_ptr().wrapping_add(ahead * slot.len()).cast());
+            prefetch_frame(base, &buffer, WRITABLE, prefetch_of);
             let id = ChainId {
                 head: desc.id,
                 slots: 1,

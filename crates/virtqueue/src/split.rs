@@ -28,6 +28,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
@@ -214,27 +215,29 @@ impl SplitQueue {
     #[inline(always)]
     fn pop_block(&mut self, chains: &mut Chains, count: usize) -> Result<(), ShortBlock> {
         let mut heads = [0u16; BLOCK];
-        for (step, head) in heads.iter_mut().enumerate().take(count) {
+        for (step, head) in heads[..count].iter_mut().enumerate() {
             *head = self.read_avail_entry(self.next_avail.wrapping_add(step as u16));
             self.prefetch_descriptor(*head);
         }
         if !self.replay.is_empty() {
             self.replay_into(&mut heads[..count]);
         }
-        let mut hint = self.hint;
         let mut result = Ok(());
         let mut taken = 0;
         loop {
             let rest = &heads[taken..count];
             taken += match self.kind {
-                Kind::Single { writable: true } => self.take_run::<true>(chains, hint, rest),
-                Kind::Single { writable: false } => self.take_run::<false>(chains, hint, rest),
+                Kind::Single { writable: true } => self.take_run::<true>(chains, rest),
+                Kind::Single { writable: false } => self.take_run::<false>(chains, rest),
                 Kind::Other => 0,
             };
             let Some(&head) = heads[..count].get(taken) else {
                 break;
             };
-            match self.take_chain(chains, &mut hint, head) {
+            let mut hint = self.hint;
+            let chain = self.take_chain(chains, &mut hint, head);
+            self.hint = hint;
+            match chain {
                 Ok(kind) => self.kind = kind,
                 Err(stop) => {
                     result = Err(ShortBlock { taken, stop });
@@ -243,7 +246,6 @@ impl SplitQueue {
             }
             taken += 1;
         }
-        self.hint = hint;
         self.next_avail = self.next_avail.wrapping_add(taken as u16);
         result
     }
@@ -251,18 +253,17 @@ impl SplitQueue {
     /// Takes the chains at `heads` while they are of the common kind: one descriptor, with a buffer in the
     /// region of the last one. Returns how many; the caller handles the chain after them.
     #[inline(always)]
-    fn take_run<const WRITABLE: bool>(&self, chains: &mut Chains, hint: RegionHint, heads: &[u16]) -> usize {
+    fn take_run<const WRITABLE: bool>(&self, chains: &mut Chains, heads: &[u16]) -> usize {
         let common = if WRITABLE { DESC_WRITE } else { 0 };
+        // Fields of `self` would be loaded anew after each atomic load.
+        let (table, hint, base, prefetch) = (self.table(), self.hint, self.base, self.prefetch);
         chains.push_singles::<_, WRITABLE>(heads, |&head| {
-            if head >= self.size.get() {
-                return None;
-            }
-            let desc = self.read_descriptor(head);
+            let desc = read_descriptor(table.get(usize::from(head))?);
             if desc.flags & (DESC_NEXT | DESC_INDIRECT | DESC_WRITE) != common {
                 return None;
             }
             let buffer = Buffer::at(hint.find(desc.addr, desc.len.into())?, desc.len);
-            prefetch_frame(self.base, &buffer, WRITABLE, self.prefetch);
+            prefetch_frame(base, &buffer, WRITABLE, prefetch);
             Some((ChainId::split(head), buffer))
         })
     }
@@ -270,14 +271,10 @@ impl SplitQueue {
     /// Takes the chain at `head`, of any shape. Returns which kind it is.
     #[inline(never)]
     fn take_chain(&self, chains: &mut Chains, hint: &mut RegionHint, head: u16) -> Result<Kind, Stop> {
-        if head >= self.size.get() {
-            return Err(GuestFault::HeadOutOfRange {
-                head,
-                size: self.size.get(),
-            }
-            .into());
-        }
-        let desc = self.read_descriptor(head);
+        let Some(desc) = self.descriptor(head) else {
+            let size = self.size.get();
+            return Err(GuestFault::HeadOutOfRange { head, size }.into());
+        };
         let mut builder = ChainBuilder::new(chains, head, self.size);
         match self.walk(&mut builder, hint, head, desc) {
             Ok(()) => {
@@ -310,10 +307,10 @@ impl SplitQueue {
                 return Ok(());
             }
             let (next, size) = (desc.next, self.size.get());
-            if next >= size {
+            let Some(following) = self.descriptor(next) else {
                 return Err(GuestFault::NextOutOfRange { head, next, size }.into());
-            }
-            desc = self.read_descriptor(next);
+            };
+            desc = following;
         }
     }
 
@@ -505,17 +502,17 @@ impl SplitQueue {
         Cell::load(entry, Ordering::Relaxed)
     }
 
-    /// Descriptor `index` of the table, each byte read once. `index` is below the queue size (checked by the
-    /// callers), and is masked again, which costs nothing.
+    /// The descriptor table.
     #[inline(always)]
-    fn read_descriptor(&self, index: u16) -> Descriptor {
-        let word = 2 * usize::from(index & self.size.mask());
-        // SAFETY: masked, so both words are inside the table, which is inside the map and 16-aligned (`new`).
-        unsafe {
-            let low = Cell::load(self.desc.add(word).as_ref(), Ordering::Relaxed);
-            let high = Cell::load(self.desc.add(word + 1).as_ref(), Ordering::Relaxed);
-            Descriptor::from_words(low, high)
-        }
+    fn table(&self) -> &[[AtomicU64; 2]] {
+        // SAFETY: the table has `size` descriptors of two words, and is inside the map and 16-aligned (`new`).
+        unsafe { slice::from_raw_parts(self.desc.cast().as_ptr(), self.size.get().into()) }
+    }
+
+    /// Descriptor `index` of the table; `None`: there is none.
+    #[inline(always)]
+    fn descriptor(&self, index: u16) -> Option<Descriptor> {
+        self.table().get(usize::from(index)).map(read_descriptor)
     }
 
     #[inline(always)]
@@ -544,7 +541,7 @@ impl SplitQueue {
             self.desc
                 .as_ptr()
                 .cast::<u8>()
-                .wrapping_add(16 * usize::from(head & self.size.mask())),
+                .wrapping_add(16 * usize::from(head)),
         );
     }
 
@@ -554,6 +551,13 @@ impl SplitQueue {
             prefetch(self.base.as_ptr().wrapping_add(offset as usize));
         }
     }
+}
+
+/// A descriptor of the table, each byte read once.
+#[inline(always)]
+fn read_descriptor([low, high]: &[AtomicU64; 2]) -> Descriptor {
+    let load = |word| Cell::load(word, Ordering::Relaxed);
+    Descriptor::from_words(load(low), load(high))
 }
 
 #[path = "split_journal.rs"]
