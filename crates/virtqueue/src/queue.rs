@@ -119,7 +119,19 @@ impl Queue {
     /// As [`push_used`](Self::push_used), for several chains in whose buffers nothing was written.
     #[inline(always)]
     pub fn push_all_used(&mut self, chains: &[Chain]) {
-        of_either!(self, ring => chains.iter().for_each(|chain| ring.push_used(chain.id, 0)),
+        self.push_all(chains, |_| 0);
+    }
+
+    /// As [`push_used`](Self::push_used), for several chains in whose buffers as many bytes were written as
+    /// `writable_bytes` says by now.
+    #[inline(always)]
+    pub fn push_all_written(&mut self, chains: &[Chain]) {
+        self.push_all(chains, |chain| chain.writable_bytes);
+    }
+
+    #[inline(always)]
+    fn push_all(&mut self, chains: &[Chain], len: impl Fn(&Chain) -> u32) {
+        of_either!(self, ring => chains.iter().for_each(|chain| ring.push_used(chain.id, len(chain))),
             reset => debug_assert!(chains.is_empty()));
     }
 

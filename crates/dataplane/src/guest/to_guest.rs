@@ -6,7 +6,7 @@
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::{Cursor, Fault, HASH_HEADER_BYTES, HEADER_BYTES, Piece, Vring};
+use device::pair::{Cursor, Fault, Guest, HASH_HEADER_BYTES, HEADER_BYTES, Piece, Vring};
 use virtqueue::{Buffer, Chain, Chains, DirtyLog, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -86,25 +86,20 @@ impl WholeFrame<'_> {
         self.head.len() as u32 + self.rest.len
     }
 
-    /// Writes it into a chain; false: that is no buffer in one piece that holds it. `memory`: the sender's; `to`: the
-    /// receiver's, and its dirty log.
+    /// Writes it into a chain, and stores there how many bytes that are; false: that is no buffer in one piece that holds
+    /// it. `memory`: the sender's.
     #[inline(always)]
-    fn write(
-        self,
-        memory: &MemoryMap,
-        (chain, buffer): (&Chain, Buffer),
-        (to, log): (&MemoryMap, Option<&DirtyLog>),
-    ) -> bool {
+    fn write(self, memory: &MemoryMap, (chain, buffer): (&mut Chain, Buffer), to: Target<'_>) -> bool {
         let written = self.len() + HEADER_BYTES;
         if chain.writable != 1 || buffer.len < written {
             return false;
         }
         let Self { header, head, rest } = self;
-        let is_in = between_guests(memory, head, rest, to, buffer.offset, header).is_some();
-        if is_in && let Some(log) = log {
-            to.log(log, buffer.offset, written.into());
+        if between_guests(memory, head, rest, to.memory, buffer.offset, header).is_none() {
+            return false;
         }
-        is_in
+        to.note(chain, buffer, written);
+        true
     }
 }
 
@@ -167,7 +162,9 @@ impl<'a> Delivery<'a> {
             bytes: 0,
             frames: 0,
         };
-        delivery.fetch(most.min(BATCH))?;
+        if most > 0 {
+            delivery.fetch(most.min(BATCH))?;
+        }
         Ok(delivery)
     }
 
@@ -235,11 +232,14 @@ impl<'a> Delivery<'a> {
         tracker: &mut ChunkTracker,
         empty: &mut Vec<Frame>,
     ) -> Option<Result<RxDesc, Unexpected>> {
-        let (mut taken, mut room, mut bytes) = (0, 0, 0);
+        let (mut room, mut bytes, before) = (0, 0, empty.len());
         let mut other = None;
-        for chain in &self.chains.chains[self.next..] {
+        let Vring { queue, guest, .. } = &mut *self.vring;
+        let to = Target::of(guest);
+        let (chains, buffers) = (&mut self.chains.chains[self.next..], &self.chains.buffers[..]);
+        for chain in &mut *chains {
             let Some(piece) = incoming.next() else { break };
-            let buffer = self.chains.buffers[chain.first as usize];
+            let buffer = buffers[chain.first as usize];
             let piece = match tracker.accept(piece) {
                 Ok(piece) => piece,
                 Err(unexpected) => {
@@ -247,15 +247,16 @@ impl<'a> Delivery<'a> {
                     break;
                 }
             };
-            if !write_whole(self.vring, umem, &piece, chain, buffer, IN_ONE_BUFFER) {
+            if !to.write_whole(umem, &piece, chain, buffer, IN_ONE_BUFFER) {
                 other = Some(Ok(piece));
                 break;
             }
-            taken += 1;
             room += u64::from(buffer.len);
             bytes += u64::from(piece.len);
             empty.push(piece.frame);
         }
+        let taken = empty.len() - before;
+        queue.push_all_written(&chains[..taken]);
         self.next += taken;
         self.room -= room;
         self.frames += taken as u64;
@@ -266,13 +267,15 @@ impl<'a> Delivery<'a> {
     /// Does the same for one frame, with this header. False: the frame is not of that kind, and nothing is done.
     #[inline]
     pub(crate) fn whole(&mut self, umem: &Umem, piece: &RxDesc, header: [u8; HEADER_BYTES as usize]) -> bool {
-        let Some(chain) = self.chains.chains.get(self.next) else {
+        let Some(chain) = self.chains.chains.get_mut(self.next) else {
             return false;
         };
         let buffer = self.chains.buffers[chain.first as usize];
-        if !write_whole(self.vring, umem, piece, chain, buffer, header) {
+        let Vring { queue, guest, .. } = &mut *self.vring;
+        if !Target::of(guest).write_whole(umem, piece, chain, buffer, header) {
             return false;
         }
+        queue.push_used(chain.id, chain.writable_bytes);
         self.next += 1;
         self.room -= u64::from(buffer.len);
         self.note(piece.len);
@@ -291,25 +294,26 @@ impl<'a> Delivery<'a> {
     ) -> (usize, u64) {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
         let Vring { queue, guest, .. } = &mut *self.vring;
-        if guest.header_bytes != HEADER_BYTES {
+        let (chains, buffers) = (&mut self.chains.chains[self.next..], &self.chains.buffers[..]);
+        let to = Target::of(guest);
+        if !to.is_usual {
             return (0, 0);
         }
-        let (to, log) = (&*guest.memory, guest.log.as_deref());
-        for chain in &self.chains.chains[self.next..] {
+        for chain in &mut *chains {
             if bytes >= most_bytes {
                 break;
             }
             let Some(frame) = frames.next() else { break };
-            let buffer = self.chains.buffers[chain.first as usize];
+            let buffer = buffers[chain.first as usize];
             let len = frame.len();
-            if !frame.write(memory, (chain, buffer), (to, log)) {
+            if !frame.write(memory, (chain, buffer), to) {
                 break;
             }
-            queue.push_used(chain.id, len + HEADER_BYTES);
             taken += 1;
             room += u64::from(buffer.len);
             bytes += u64::from(len);
         }
+        queue.push_all_written(&chains[..taken]);
         self.next += taken;
         self.room -= room;
         self.frames += taken as u64;
@@ -320,16 +324,16 @@ impl<'a> Delivery<'a> {
     /// Does the same for one frame; false: the frame is not of that kind, and nothing is done.
     #[inline]
     pub(crate) fn whole_of_guest(&mut self, memory: &MemoryMap, frame: WholeFrame<'_>) -> bool {
-        let Some(chain) = self.chains.chains.get(self.next) else {
+        let Some(chain) = self.chains.chains.get_mut(self.next) else {
             return false;
         };
         let buffer = self.chains.buffers[chain.first as usize];
         let Vring { queue, guest, .. } = &mut *self.vring;
-        let (len, to) = (frame.len(), (&*guest.memory, guest.log.as_deref()));
-        if guest.header_bytes != HEADER_BYTES || !frame.write(memory, (chain, buffer), to) {
+        let (len, to) = (frame.len(), Target::of(guest));
+        if !to.is_usual || !frame.write(memory, (chain, buffer), to) {
             return false;
         }
-        queue.push_used(chain.id, len + HEADER_BYTES);
+        queue.push_used(chain.id, chain.writable_bytes);
         self.next += 1;
         self.room -= u64::from(buffer.len);
         self.note(len);
@@ -533,35 +537,57 @@ impl<'a> Delivery<'a> {
     }
 }
 
-/// Writes a frame in one piece into a chain of one buffer, and marks the chain used. False: the frame or chain is not
-/// of that kind, and nothing is done. Inline: a call would store and load all its arguments, once per frame.
-#[inline(always)]
-fn write_whole(
-    vring: &mut Vring,
-    umem: &Umem,
-    piece: &RxDesc,
-    chain: &Chain,
-    buffer: Buffer,
-    header: [u8; HEADER_BYTES as usize],
-) -> bool {
-    let written = piece.len + HEADER_BYTES;
-    if piece.more || chain.writable != 1 || buffer.len < written || vring.guest.header_bytes != HEADER_BYTES {
-        return false;
+/// A guest's memory, and its dirty log, if there is one.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    memory: &'a MemoryMap,
+    log: Option<&'a DirtyLog>,
+    /// Its frames have a header of the usual length.
+    is_usual: bool,
+}
+
+impl<'a> Target<'a> {
+    #[inline(always)]
+    fn of(guest: &'a Guest) -> Self {
+        Self {
+            memory: &guest.memory,
+            log: guest.log.as_deref(),
+            is_usual: guest.header_bytes == HEADER_BYTES,
+        }
     }
-    if frame_to_guest(
-        umem,
-        UmemRange::of(piece),
-        &vring.guest.memory,
-        buffer.offset,
-        header,
-    )
-    .is_none()
-    {
-        return false;
+
+    /// Writes a frame in one piece into a chain of one buffer, and stores in the chain how many bytes that are. False:
+    /// the frame or chain is not of that kind, and nothing is done. Inline: a call would store and load all its
+    /// arguments, once per frame.
+    #[inline(always)]
+    fn write_whole(
+        self,
+        umem: &Umem,
+        piece: &RxDesc,
+        chain: &mut Chain,
+        buffer: Buffer,
+        header: [u8; HEADER_BYTES as usize],
+    ) -> bool {
+        let written = piece.len + HEADER_BYTES;
+        if piece.more || chain.writable != 1 || buffer.len < written || !self.is_usual {
+            return false;
+        }
+        let bytes = UmemRange::of(piece);
+        if frame_to_guest(umem, bytes, self.memory, buffer.offset, header).is_none() {
+            return false;
+        }
+        self.note(chain, buffer, written);
+        true
     }
-    vring.log_write(buffer.offset, written);
-    vring.queue.push_used(chain.id, written);
-    true
+
+    /// Notes that the first bytes of a chain of one buffer were written.
+    #[inline(always)]
+    fn note(self, chain: &mut Chain, buffer: Buffer, written: u32) {
+        if let Some(log) = self.log {
+            self.memory.log(log, buffer.offset, written.into());
+        }
+        chain.writable_bytes = written;
+    }
 }
 
 /// A whole virtio-net header: `offload` and the number of buffers.
