@@ -46,9 +46,9 @@
 //! 1. `worker/mod.rs` `round`, `poll`: polls each lane that is not idle.
 //! 2. `port_lane/mod.rs` `poll`; `port_lane/batch.rs` `send`, `send_batch`: continues a GSO packet, then takes a batch.
 //! 3. `guest/from_guest.rs` `take`: copies descriptors of at most [`lane::limits::BATCH`] chains.
-//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard, rules and limits, one loop sends
-//!    frames as long as they need only a copy: `backend/own_queue.rs` `put_plain`, or for a cable `port_lane/mod.rs`
-//!    `pass_whole`. All other frames are checked one by one, each just before it is sent: `port_lane/exits.rs`
+//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard and rules, and far from a rate
+//!    limit, one loop sends frames as long as they need only a copy: `backend/own_queue.rs` `put_plain`, or for a cable
+//!    `port_lane/mod.rs` `pass_whole`. All other frames are checked one by one, each just before it is sent: `port_lane/exits.rs`
 //!    `put_checked`; `port_lane/checks.rs` `check`.
 //! 5. In a network: `port_lane/batch.rs` `send_by_address`, `classify_batch`, `pass_run`: reads the first bytes of each
 //!    frame once, checks them, finds the destination (`port_lane/known.rs` `find`), and passes on frames of one

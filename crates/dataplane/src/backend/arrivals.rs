@@ -6,7 +6,8 @@
 //! `rx_fill_ring_empty_descs`). Chunks return to the NIC when the whole batch is delivered. Until then they are kept in
 //! the queue ([`NicQueue::received`]), where the guest's next lane finds them.
 //!
-//! Frames in one piece that no filter, limit or offload reads go from the ring straight into the guest's buffers.
+//! Frames in one piece that no offload reads go from the ring straight into the guest's buffers; far from a rate limit,
+//! and without rules and metadata, by one loop.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +34,7 @@ use crate::nic::chunk_tracker::Unexpected;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 use crate::policy::filter::read_received;
-use crate::policy::rate_limit::Cost;
+use crate::policy::rate_limit::{Cost, Policer};
 
 /// The pieces of a frame of the batch.
 #[derive(Clone, Copy, Default)]
@@ -156,18 +157,14 @@ impl Arrivals {
         empty: &mut Vec<Frame>,
         delivery: &mut Delivery<'_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch(received, umem, delivery)?;
-        while !waits {
-            self.give_back(received, empty);
-            if waiting.is_empty() || !delivery.has_buffer(waiting.len())? {
-                break;
-            }
+        let mut waits = self.finish_batch((received, empty), umem, delivery)?;
+        while !waits && !waiting.is_empty() && delivery.has_buffer(waiting.len())? {
             while self.batch.len() < MOST_FRAMES
                 && let Some(piece) = waiting.pop_front()
             {
                 self.push(Ok(piece), received, umem, delivery.counters);
             }
-            waits = self.deliver_batch(received, umem, delivery)?;
+            waits = self.finish_batch((received, empty), umem, delivery)?;
         }
         self.short = waits && delivery.is_short();
         Ok(())
@@ -181,23 +178,21 @@ impl Arrivals {
         delivery: &mut Delivery<'_>,
         mut admission: Admission<'_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch(&mut queue.received, &queue.umem, delivery)?;
+        let (received, empty) = (&mut queue.received, &mut queue.empty);
+        let mut waits = self.finish_batch((received, empty), &queue.umem, delivery)?;
         self.taken = 0;
         if !waits {
-            self.give_back(&mut queue.received, &mut queue.empty);
-            let admits_all = admission.admits_all();
             let is_read = MetadataReader::of(queue).is_read();
             let left = queue.nic.received();
+            let most = || Cost::most(left.min(BATCH), queue.umem.max_frame_bytes());
+            let admits_all = admission.filter.is_none() && admission.policer.has(most);
             if self.looks.is_none() && admits_all && !self.untags && !is_read {
-                waits = self.deliver_plainly(queue, delivery)?;
+                waits = self.deliver_plainly(queue, delivery, &mut admission.policer)?;
             } else if left > 0 && delivery.has_buffer(left)? {
                 // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
                 self.take_batch(queue, &mut admission, delivery.counters);
-                let NicQueue { umem, received, .. } = queue;
-                waits = self.deliver_batch(received, umem, delivery)?;
-                if !waits {
-                    self.give_back(&mut queue.received, &mut queue.empty);
-                }
+                let (received, empty) = (&mut queue.received, &mut queue.empty);
+                waits = self.finish_batch((received, empty), &queue.umem, delivery)?;
             }
         }
         meter::count_taken(usize::try_from(self.taken).unwrap_or(usize::MAX));
@@ -259,6 +254,7 @@ impl Arrivals {
         &mut self,
         queue: &mut NicQueue<N>,
         delivery: &mut Delivery<'_>,
+        policer: &mut Policer<'_>,
     ) -> Result<bool, Fault> {
         let NicQueue {
             nic,
@@ -271,21 +267,42 @@ impl Arrivals {
         let mut incoming = nic.from_nic(BATCH);
         let mut left = incoming.len();
         while left > 0 && delivery.has_buffer(left)? {
-            let before = delivery.frames();
+            let (frames, bytes) = (delivery.frames(), delivery.bytes());
             let arrival = match received.is_empty() && !self.torn {
                 true => delivery.take_whole(umem, &mut incoming, tracker, empty),
                 false => incoming.next().map(|piece| tracker.accept(piece)),
             };
             left = incoming.len();
-            self.taken += delivery.frames() - before;
+            let frames = delivery.frames() - frames;
+            self.taken += frames;
+            policer.charge(Cost::of(frames, delivery.bytes() - bytes));
             let Some(arrival) = arrival else { continue };
-            self.push(arrival, received, umem, delivery.counters);
-            if self.deliver_batch(received, umem, delivery)? {
+            if self.deliver_other(arrival, (received, empty), umem, delivery, policer)? {
                 return Ok(true);
             }
-            self.give_back(received, empty);
         }
         Ok(false)
+    }
+
+    /// Delivers what is not a frame in one piece that fits a buffer; true if it waits for buffers.
+    #[cold]
+    #[inline(never)]
+    fn deliver_other(
+        &mut self,
+        arrival: Result<RxDesc, Unexpected>,
+        (received, empty): (&mut Vec<RxDesc>, &mut Vec<Frame>),
+        umem: &Umem,
+        delivery: &mut Delivery<'_>,
+        policer: &mut Policer<'_>,
+    ) -> Result<bool, Fault> {
+        if let Ok(piece) = &arrival {
+            policer.charge(match self.is_first(received.len()) {
+                true => Cost::frame(piece.len),
+                false => Cost::bytes(piece.len),
+            });
+        }
+        self.push(arrival, received, umem, delivery.counters);
+        self.finish_batch((received, empty), umem, delivery)
     }
 
     /// Whether the next piece is the first of a frame. `received`: how many pieces are in the batch.
@@ -317,7 +334,7 @@ impl Arrivals {
             return true;
         }
         if !is_first {
-            admission.policer.overdraw(piece.len);
+            admission.policer.charge(Cost::bytes(piece.len));
             return true;
         }
         let may = hints.is_some_and(|hints| admits(admission, piece, &hints, umem, counters));
@@ -402,8 +419,26 @@ impl Arrivals {
         }
     }
 
-    /// Delivers a batch, merged into GSO packets that the buffers can hold; true if frames are left, for which the
-    /// guest has to post buffers first, or for which another poll has to read them.
+    /// Delivers the batch, if there is one, and gives its chunks back; true if a frame is left, for which the guest has
+    /// to post buffers first, or for which another poll has to read them.
+    #[inline]
+    fn finish_batch(
+        &mut self,
+        (received, empty): (&mut Vec<RxDesc>, &mut Vec<Frame>),
+        umem: &Umem,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<bool, Fault> {
+        if received.is_empty() {
+            return Ok(false);
+        }
+        let waits = self.deliver_batch(received, umem, delivery)?;
+        if !waits {
+            self.give_back(received, empty);
+        }
+        Ok(waits)
+    }
+
+    /// Delivers a batch, merged into GSO packets that the buffers can hold; true if a frame is left.
     #[inline]
     fn deliver_batch(
         &mut self,
@@ -411,9 +446,6 @@ impl Arrivals {
         umem: &Umem,
         delivery: &mut Delivery<'_>,
     ) -> Result<bool, Fault> {
-        if received.is_empty() {
-            return Ok(false);
-        }
         let mut fetched = false;
         while let Some(run) = self.batch.run(&self.position, delivery.room_for_frame()) {
             let fits = run.bytes() <= delivery.room_for_frame();

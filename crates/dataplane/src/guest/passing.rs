@@ -26,7 +26,7 @@ use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
 use crate::lane::shared::Waits;
 use crate::policy::filter::{Acl, Facts};
-use crate::policy::rate_limit::Policer;
+use crate::policy::rate_limit::{Cost, Policer};
 
 /// Result of passing a frame to a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,18 +159,17 @@ impl<'a> Passing<'a> {
     }
 
     /// The common case: frames with a checked head and the rest in one piece, each with its requested checksum. Passes
-    /// them on as long as they need nothing but a copy. Stops once it has copied `most_bytes`. Returns the number of frames
-    /// that it copied, and of their bytes.
+    /// them on as long as they need nothing but a copy. Stops once it has copied `most_bytes`; `most`: the most that they
+    /// cost the receiver's rate limit. Returns the number of frames that it copied, and of their bytes.
     #[inline]
     pub(crate) fn pass_whole<'f>(
         &mut self,
         memory: &MemoryMap,
         frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
-        most_bytes: u64,
+        (most_bytes, most): (u64, impl FnOnce() -> Cost),
         from: &PairCounters,
     ) -> (usize, u64) {
-        let is_checked = self.filter.is_some() || self.policer.limit.is_some();
-        if is_checked || self.pending.is_of(from) {
+        if self.filter.is_some() || self.pending.is_of(from) || !self.policer.has(most) {
             return (0, 0);
         }
         let completes = self.delivery.vring().guest.offloads.guest_csum;
@@ -178,7 +177,9 @@ impl<'a> Passing<'a> {
             let header = header_for(asked, completes)?;
             Some(WholeFrame { header, head, rest })
         });
-        self.delivery.take_whole_of_guest(memory, frames, most_bytes)
+        let (count, bytes) = self.delivery.take_whole_of_guest(memory, frames, most_bytes);
+        self.policer.charge(Cost::of(count as u64, bytes));
+        (count, bytes)
     }
 
     /// Takes the cost of the look-ups since the last call, in frames of a budget.

@@ -19,8 +19,10 @@ use model::rates::Rate;
 
 /// Ticks of a nanosecond.
 const TICKS_A_NS: u64 = 64;
-/// Fractional bits of the cost of one bit or packet.
-const FRACTION: u32 = 32;
+/// Fractional bits of the cost of one bit or packet: so many that a second, the cost at the lowest rate, fits 64 bits.
+const FRACTION: u32 = 28;
+/// Ticks for one bit or packet at the lowest rate, with [`FRACTION`] fractional bits.
+const COST_AT_ONE_A_SECOND: u64 = (TICKS_A_NS * 1_000_000_000) << FRACTION;
 
 /// A time, or how long something takes, in units of 1/64 ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +63,7 @@ impl Ticks {
 #[derive(Debug)]
 pub(crate) struct Bucket {
     /// Ticks for one bit, or packet, with [`FRACTION`] fractional bits.
-    cost: u128,
+    cost: u64,
     /// The time in which the empty bucket becomes full.
     depth: Ticks,
     full_at: AtomicU64,
@@ -70,10 +72,8 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// A full bucket.
     pub(crate) fn new(rate: Rate) -> Self {
-        let second = u128::from(TICKS_A_NS) * 1_000_000_000;
-        let cost = (second << FRACTION).div_ceil(u128::from(rate.per_second.max(1)));
         let bucket = Self {
-            cost,
+            cost: COST_AT_ONE_A_SECOND.div_ceil(rate.per_second.max(1)),
             depth: Ticks(0),
             full_at: AtomicU64::new(0),
         };
@@ -91,10 +91,15 @@ impl Bucket {
     /// The time in which this many units flow in.
     #[inline]
     fn ticks(&self, units: u64) -> Ticks {
-        let ticks = u128::from(units).saturating_mul(self.cost);
-        let ticks = ticks.saturating_add((1 << FRACTION) - 1) >> FRACTION;
+        let ticks = (u128::from(units) * u128::from(self.cost)).div_ceil(1 << FRACTION);
         // A time that does not fit 64 bits is years.
         Ticks(u64::try_from(ticks).unwrap_or(u64::MAX / 4))
+    }
+
+    /// Whether it has this many units.
+    pub(crate) fn has(&self, units: u64, now: Ticks) -> bool {
+        let lack = Ticks(self.full_at.load(Relaxed)).minus(now);
+        lack.plus(self.ticks(units)) <= self.depth
     }
 
     /// Takes bits, or packets.

@@ -3,6 +3,10 @@
 //! Frames count as on a wire: a GSO packet counts as the frames that it is segmented into, even if it is passed whole
 //! to another guest. Bytes are those of Ethernet frames as the guest has them, without the FCS.
 //!
+//! The common case takes no look at each frame: if the limit holds the most that a run of frames can cost, the run passes,
+//! and its cost is taken afterwards ([`RateLimit::has`], [`RateLimit::charge`]). Then pairs of a port that do so at the
+//! same time, on several workers, may together exceed its burst by a run each, which later frames make up for.
+//!
 //! A guest that sends more waits ([`Throttle`]): frames stay in its queue, it is not asked for kicks, and its lane
 //! sleeps until the next frame may be sent. Frames to a guest beyond its limit are dropped and counted ([`Policer`]). A
 //! port's pairs share its limits.
@@ -33,6 +37,30 @@ impl Cost {
             frames: 1,
             bytes: bytes.into(),
         }
+    }
+
+    /// Further bytes of a frame.
+    #[inline]
+    pub(crate) fn bytes(bytes: u32) -> Self {
+        Self {
+            frames: 0,
+            bytes: bytes.into(),
+        }
+    }
+
+    /// The most that `frames` frames of at most `longest` bytes cost.
+    #[inline]
+    pub(crate) fn most(frames: usize, longest: u32) -> Self {
+        Self::of(frames as u64, frames as u64 * u64::from(longest))
+    }
+
+    /// Frames of a batch, and their bytes.
+    #[inline]
+    pub(crate) fn of(frames: u64, bytes: u64) -> Self {
+        // A batch has few.
+        #[allow(clippy::cast_possible_truncation)]
+        let frames = frames as u32;
+        Self { frames, bytes }
     }
 }
 
@@ -70,10 +98,30 @@ impl RateLimit {
         })
     }
 
-    /// Takes the cost of further bytes of a frame that passed, even if the limit is exceeded.
-    pub(crate) fn overdraw(&self, bytes: u32, now: Ticks) {
+    /// Whether a run of frames that costs at most this may pass; the caller then takes what it costs. `now`: the time of
+    /// the burst, once it was read.
+    #[cold]
+    #[inline(never)]
+    fn has(&self, most: Cost, now: &mut Option<Ticks>) -> bool {
+        let now = *now.get_or_insert_with(Ticks::now);
+        let of_bits = self.bits.as_ref().map(|bits| bits.has(most.bytes * 8, now));
+        let of_packets = self
+            .packets
+            .as_ref()
+            .map(|packets| packets.has(most.frames.into(), now));
+        of_bits != Some(false) && of_packets != Some(false)
+    }
+
+    /// Takes the cost of frames, or of further bytes, that passed, even if the limit is exceeded.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn charge(&self, cost: Cost, now: &mut Option<Ticks>) {
+        let now = *now.get_or_insert_with(Ticks::now);
         if let Some(bits) = &self.bits {
-            bits.overdraw(u64::from(bytes) * 8, now);
+            bits.overdraw(cost.bytes * 8, now);
+        }
+        if let Some(packets) = &self.packets {
+            packets.overdraw(cost.frames.into(), now);
         }
     }
 
@@ -155,6 +203,21 @@ impl Throttle {
             (self.now, self.until) = (Some(now), None);
         }
         false
+    }
+
+    /// Whether a run of frames that costs at most this may pass; the caller then charges what it costs.
+    #[inline]
+    pub(crate) fn has(&mut self, most: impl FnOnce() -> Cost) -> bool {
+        let limit = self.limit.as_deref();
+        limit.is_none_or(|limit| limit.has(most(), &mut self.now))
+    }
+
+    /// Takes the cost of a run of frames that passed.
+    #[inline]
+    pub(crate) fn charge(&mut self, cost: Cost) {
+        if let Some(limit) = &self.limit {
+            limit.charge(cost, &mut self.now);
+        }
     }
 
     /// Whether a frame has to wait, and all frames behind it. If not, takes its cost. `cost`: `None`: there is no
@@ -246,10 +309,17 @@ impl<'a> Policer<'a> {
         may
     }
 
-    /// Takes the cost of further bytes of a frame that passed.
-    pub(crate) fn overdraw(&mut self, bytes: u32) {
+    /// Whether a run of frames that costs at most this may pass; the caller then charges what it costs.
+    #[inline]
+    pub(crate) fn has(&mut self, most: impl FnOnce() -> Cost) -> bool {
+        self.limit.is_none_or(|limit| limit.has(most(), &mut self.now))
+    }
+
+    /// Takes the cost of frames, or of further bytes, that passed.
+    #[inline]
+    pub(crate) fn charge(&mut self, cost: Cost) {
         if let Some(limit) = self.limit {
-            limit.overdraw(bytes, *self.now.get_or_insert_with(Ticks::now));
+            limit.charge(cost, &mut self.now);
         }
     }
 

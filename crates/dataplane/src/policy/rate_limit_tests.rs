@@ -98,6 +98,25 @@ fn frame_that_has_to_wait_for_another_reason_is_not_counted_twice() {
 }
 
 #[test]
+fn runs_that_pass_without_a_look_at_each_frame_cost_as_much() {
+    for (from_guest, to_guest) in [(frames(200), Rates::default()), (Rates::default(), frames(200))] {
+        let mut world = World::new(&[0, 60]);
+        limit(&mut world, 0, from_guest, Rates::default());
+        limit(&mut world, 1, Rates::default(), to_guest);
+        let mut got = 0;
+        for _ in 0..4 {
+            for _ in 0..60 {
+                world.ports[0].send(&frame(mac(1), mac(0), LEN));
+            }
+            world.poll();
+            got += world.ports[1].got().len();
+            world.ports[1].post(60);
+        }
+        assert_eq!(got, 200);
+    }
+}
+
+#[test]
 fn frames_beyond_a_guests_limit_are_dropped_from_any_sender() {
     let mut world = World::new(&[0, 64, 64]).with_uplink(256);
     limit(&mut world, 1, Rates::default(), frames(9));
@@ -212,7 +231,7 @@ fn policer_returns_what_it_took() {
     // Further pieces of a frame are charged, too.
     let limit = RateLimit::new(frames(3)).expect("one");
     let mut policer = Policer::new(Some(&limit));
-    policer.overdraw(2 * len);
+    policer.charge(Cost::bytes(2 * len));
     assert!(allows(&mut policer, len) && !allows(&mut policer, 1));
 }
 

@@ -9,7 +9,7 @@ use super::known::{Alike, Known};
 use super::{Batch, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
 use crate::fdb::Destination;
-use crate::guest::from_guest::Budget;
+use crate::guest::from_guest::{Budget, Sender, Tally};
 use crate::lane::Siblings;
 use crate::policy::rate_limit::Cost;
 
@@ -89,6 +89,7 @@ impl<O: OwnQueue> PortLane<O> {
             batch.done = self
                 .own
                 .put_plain(&mut self.from_guest, chains, &mut batch.budget, &self.counters);
+            self.charge_plain(&batch.budget);
         }
         if batch.done < self.sender.chains.len() {
             self.send_checked(batch);
@@ -98,7 +99,6 @@ impl<O: OwnQueue> PortLane<O> {
     /// Sends the rest of a batch of [`Self::send_to_one`], and checks each frame just before it is passed on.
     #[inline(never)]
     fn send_checked(&mut self, batch: &mut Batch<'_>) {
-        self.costs.clear();
         self.put_checked(batch);
         if self.filter.is_some() {
             self.count_filtered(batch.done);
@@ -125,10 +125,20 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Whether a guest outside of networks has no source guard, no filter rules and no rate limit.
+    /// Whether no frame of the batch of a guest outside of networks has to be checked: there is no source guard, there are
+    /// no filter rules, and the rate limit holds the batch, if there is one.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
-        self.guard.is_none() && self.filter.is_none() && !self.sender.throttle.is_on()
+    pub(super) fn is_open(&mut self) -> bool {
+        let Sender { chains, throttle, .. } = &mut self.sender;
+        let most = || Cost::most(chains.len(), self.from_guest.guest.frame_limit);
+        self.guard.is_none() && self.filter.is_none() && throttle.has(most)
+    }
+
+    /// Takes from the rate limit what the frames of a batch cost that were not checked.
+    #[inline]
+    pub(super) fn charge_plain(&mut self, budget: &Budget) {
+        let Tally { frames, bytes, .. } = budget.tally;
+        self.sender.throttle.charge(Cost::of(frames, bytes));
     }
 
     /// Classifies chains of a guest outside of networks, from the first on, as long as their frames need nothing but a
@@ -203,7 +213,7 @@ impl<O: OwnQueue> PortLane<O> {
         let taken = &self.sender.chains;
         let mut work = budget.fresh();
         let mut known = Known::default();
-        let looks_at_each = LIMITED || FILTERED || port.flows.is_some();
+        let looks_at_each = FILTERED || port.flows.is_some();
         while let Some(chain) = taken.chains.get(self.classified)
             && let Some(of_chain) = self.chains.get_mut(self.classified)
             && work.has_left()
@@ -241,18 +251,25 @@ impl<O: OwnQueue> PortLane<O> {
             }
             work.charge_descriptors(buffers.len());
             self.classified += 1;
-            let is_last = self.classified == taken.len();
+            let left = taken.len() - self.classified;
             if !looks_at_each
-                && !is_last
+                && left > 0
                 && let Some(alike) = known.alike()
+                && (!LIMITED
+                    || self
+                        .sender
+                        .throttle
+                        .has(|| Cost::most(left, vring.guest.frame_limit)))
             {
-                self.classified += classify_alike(
-                    vring,
-                    (taken, self.classified),
-                    &mut self.chains,
-                    alike,
-                    &mut work,
-                );
+                let chains = &mut self.chains[self.classified..];
+                let cost = classify_alike(vring, (taken, self.classified), chains, alike, &mut work);
+                if LIMITED {
+                    self.sender.throttle.charge(cost);
+                    let alike = chains.iter().take(cost.frames as usize);
+                    self.costs
+                        .extend(alike.map(|entry| Cost::frame(entry.sending.len)));
+                }
+                self.classified += cost.frames as usize;
             }
         }
         Ok(looked_up)
@@ -272,7 +289,7 @@ impl<O: OwnQueue> PortLane<O> {
     }
 }
 
-/// Classifies chains from `first` on as long as their frames match `alike`; returns how many.
+/// Classifies chains from `first` on as long as their frames match `alike`; returns what those cost.
 #[inline(never)]
 fn classify_alike(
     vring: &Vring,
@@ -280,10 +297,10 @@ fn classify_alike(
     chains: &mut [Classified],
     alike: Alike,
     work: &mut Budget,
-) -> usize {
+) -> Cost {
     let (most, most_bytes) = work.left();
     let (mut count, mut bytes) = (0, 0);
-    let chains = taken.chains[first..].iter().zip(&mut chains[first..]);
+    let chains = taken.chains[first..].iter().zip(chains);
     for (chain, of_chain) in chains.take(most) {
         let is_plain = bytes < most_bytes && of_chain.read_plain(vring, chain, taken.buffers(chain));
         if !is_plain || !alike.apply(of_chain) {
@@ -293,5 +310,5 @@ fn classify_alike(
         count += 1;
     }
     work.charge_plain(count, bytes);
-    count
+    Cost::of(count as u64, bytes)
 }

@@ -18,6 +18,7 @@ use crate::lane::limits::SEGMENTS;
 use crate::lane::{Lane, Siblings, SlotAt, Uplink, Work};
 use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
+use crate::policy::rate_limit::Cost;
 
 /// Chains of a batch with the same destination: a queue of a NIC.
 pub(super) struct Frames<'a> {
@@ -400,9 +401,10 @@ impl<O: OwnQueue> PortLane<O> {
             None => None,
         };
         if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
-            let (first, plain) = (*done, self.classify_plain());
+            let plain = self.classify_plain();
             self.pass_whole(passing, false, plain, (budget, done));
-            let passed = &self.sender.chains.chains[first..*done];
+            self.charge_plain(budget);
+            let passed = &self.sender.chains.chains[..*done];
             self.own.give_back(&mut self.from_guest, passed);
         }
         let mut of_other = None;
@@ -449,6 +451,9 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut sink) = sink(own, counters) else {
             return;
         };
+        // Those that are done were charged.
+        costs.clear();
+        costs.resize(*charged.1, Cost::default());
         let frames = Frames {
             vring,
             classified: chains,

@@ -340,11 +340,12 @@ impl<O: OwnQueue> PortLane<O> {
         let (most, most_bytes) = budget.left();
         let next = *done..end.min(done.saturating_add(most));
         let taken = &self.sender.chains;
+        let (count, memory) = (next.len(), &self.from_guest.guest.memory);
+        let most = || Cost::most(count, self.from_guest.guest.frame_limit);
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
         let frames =
             frames.map_while(|(entry, chain)| entry.whole(is_tagged, &self.from_guest, taken.buffers(chain)));
-        let memory = &self.from_guest.guest.memory;
-        let (count, bytes) = passing.pass_whole(memory, frames, most_bytes, &self.counters);
+        let (count, bytes) = passing.pass_whole(memory, frames, (most_bytes, most), &self.counters);
         budget.charge_descriptors(taken.count_buffers(*done..*done + count));
         budget.tally.add_all(count as u64, bytes);
         *done += count;

@@ -379,13 +379,13 @@ impl<N: Lent> UplinkLane<N> {
     /// pass, and are charged to the limit.
     #[cold]
     fn may_get(&mut self, at: usize, piece: &RxDesc, siblings: &mut dyn Siblings) -> bool {
-        let now = *self.now.get_or_insert_with(Ticks::now);
         let inbox = &self.inboxes[at];
         let Some(limit) = &inbox.limit else { return true };
         if self.route.is_some() {
-            limit.overdraw(piece.len, now);
+            limit.charge(Cost::bytes(piece.len), &mut self.now);
             return true;
         }
+        let now = *self.now.get_or_insert_with(Ticks::now);
         let may = limit.take(Cost::frame(piece.len), now).is_ok();
         if !may && let Some(target) = siblings.guest(inbox.guest.at) {
             target.counters.to_guest_limit.add(1);
