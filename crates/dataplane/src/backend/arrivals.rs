@@ -28,7 +28,7 @@ use crate::frame::bytes::{UmemRange, received_bytes_mut};
 use crate::frame::checksums::{self, Looks};
 use crate::frame::retag::{put_tag_back, untag};
 use crate::guest::rx_queue::Admission;
-use crate::guest::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
+use crate::guest::to_guest::{Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::lane::limits::BATCH;
 use crate::nic::chunk_tracker::Unexpected;
 use crate::nic::endpoint::NicQueue;
@@ -190,7 +190,7 @@ impl Arrivals {
                 waits = self.deliver_plainly(queue, delivery, &mut admission.policer)?;
             } else if left > 0 && delivery.has_buffer(left)? {
                 // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
-                self.take_batch(queue, &mut admission, delivery.counters);
+                self.take_batch(queue, &mut admission, delivery);
                 let (received, empty) = (&mut queue.received, &mut queue.empty);
                 waits = self.finish_batch((received, empty), &queue.umem, delivery)?;
             }
@@ -200,13 +200,15 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Takes at most a batch of frames from the NIC, and inserts or removes their tags as the guest expects it.
+    /// Takes at most a batch of frames from the NIC, and inserts or removes their tags as the guest expects it. Delivers
+    /// frames at once as long as each is in one piece and fits one buffer, and nothing else reads them.
     fn take_batch<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,
         admission: &mut Admission<'_>,
-        counters: &PairCounters,
+        delivery: &mut Delivery<'_>,
     ) {
+        let counters = delivery.counters;
         let NicQueue {
             nic,
             umem,
@@ -238,7 +240,10 @@ impl Arrivals {
                     _ => {}
                 }
             }
-            if self.may_get(&arrival, hints, (is_first, umem), admission, counters) {
+            let may_get = self.may_get(&arrival, hints, (is_first, umem), admission, counters);
+            let goes_at_once = self.looks.is_none() && is_first && received.is_empty();
+            let mut is_delivered = |piece| goes_at_once && delivery.whole(umem, piece, IN_ONE_BUFFER);
+            if may_get && !arrival.as_ref().is_ok_and(&mut is_delivered) {
                 self.push(arrival, received, umem, counters);
             } else if let Ok(piece) = arrival {
                 self.taken += u64::from(!piece.more);

@@ -33,7 +33,7 @@ use rustix::io::Errno;
 use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
 
-use crate::frame::bytes::guest_to_umem;
+use crate::frame::bytes::head_and_rest_to_umem;
 use crate::frame::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use crate::frame::segmenter::Segmenter;
 use crate::guest::from_guest::{Budget, Put, Sink, Tally};
@@ -302,15 +302,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
         let chunk = self.queue.pool.take()?;
         let data = self.queue.umem.send_offset(&chunk);
-        let (mut at, mut start) = (data.get(), frame.sending.start);
-        if !frame.head.is_empty() {
-            self.queue.umem.write(data, frame.head)?;
-            at += frame.head.len() as u64;
-            start = frame.place_of(frame.head.len() as u32);
-        }
-        for piece in start.pieces(frame.buffers) {
-            guest_to_umem(frame.memory, piece, &self.queue.umem, UmemOffset::new(at))?;
-            at += u64::from(piece.len);
+        match frame.rest_in_one() {
+            Some(rest) => {
+                head_and_rest_to_umem(frame.memory, (&[], frame.head), rest, &self.queue.umem, data)?;
+            }
+            None => FromChain::frame(frame, &mut Cursor::default()).copy(len, &self.queue.umem, data),
         }
         let whole = plain::whole(&self.queue.umem, self.queue.sends, chunk, len);
         self.transmit.outgoing.push(whole);
