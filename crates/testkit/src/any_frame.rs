@@ -4,7 +4,6 @@ use crate::gso_packet::Ip;
 use crate::{GsoPacket, Noise};
 
 /// A frame of any kind: whole packets, spoiled ones, ones cut off, with more behind.
-#[must_use]
 pub fn any_frame(noise: &mut Noise) -> Vec<u8> {
     let extensions = || {
         [
@@ -47,7 +46,6 @@ pub fn any_frame(noise: &mut Noise) -> Vec<u8> {
 }
 
 /// What the driver asks to be done with it: right, or nearly, or anything.
-#[must_use]
 pub fn any_header(noise: &mut Noise, frame: &[u8]) -> [u8; 12] {
     let len = frame.len();
     let mut header = [0; 12];
@@ -93,7 +91,6 @@ pub fn any_request(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
 }
 
 /// A GSO packet with sound headers, and what it asks for.
-#[must_use]
 pub fn nearly_right(noise: &mut Noise) -> (Vec<u8>, [u8; 12]) {
     let payload = noise.one(&[0, 1, 100, 2000, 2048, 20_001, 64_000]);
     let ip = match noise.index(2) {

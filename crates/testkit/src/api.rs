@@ -9,13 +9,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::daemon::private_dir;
-use crate::{Daemon, Serve, wait};
+use crate::{Daemon, Serve, procfs, wait};
 
 /// A directory in which every user's daemon may make sockets, and everybody look for them.
 ///
 /// # Panics
 /// If it cannot be made.
-#[must_use]
 pub fn open_dir() -> TempDir {
     let dir = private_dir();
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).expect("ours");
@@ -26,7 +25,6 @@ pub fn open_dir() -> TempDir {
 ///
 /// # Panics
 /// Never: the directory's name is ASCII.
-#[must_use]
 pub fn with_api(serve: Serve, dir: &TempDir) -> (Serve, Api) {
     let socket = dir.path().join("api.sock");
     let serve = serve.with("--api", socket.to_str().expect("ASCII"));
@@ -49,7 +47,6 @@ impl Answer {
     ///
     /// # Panics
     /// If it is none.
-    #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
@@ -61,19 +58,16 @@ pub struct Api(PathBuf);
 
 impl Api {
     /// At this path.
-    #[must_use]
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self(socket.into())
     }
 
     /// Where it is.
-    #[must_use]
     pub fn socket(&self) -> &Path {
         &self.0
     }
 
     /// What curl makes of a request, if it is answered.
-    #[must_use]
     pub fn try_ask(&self, path: &str, options: &[&str]) -> Option<Answer> {
         let output = Command::new("curl")
             .args(["--silent", "--max-time", "30", "--unix-socket"])
@@ -98,7 +92,6 @@ impl Api {
     ///
     /// # Panics
     /// If there is no answer.
-    #[must_use]
     pub fn ask(&self, path: &str, options: &[&str]) -> Answer {
         let answer = self.try_ask(path, options);
         answer.unwrap_or_else(|| panic!("no answer to {path} at {}", self.0.display()))
@@ -108,7 +101,6 @@ impl Api {
     ///
     /// # Panics
     /// If there is no answer.
-    #[must_use]
     pub fn change(&self, method: &str, path: &str, body: &Value) -> Answer {
         let body = body.to_string();
         let with_body = ["--request", method, "--data", &body];
@@ -126,7 +118,6 @@ impl Api {
     ///
     /// # Panics
     /// If it is not answered with one.
-    #[must_use]
     pub fn get(&self, path: &str) -> Value {
         let answer = self.ask(path, &[]);
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
@@ -148,12 +139,13 @@ impl Processes {
     ///
     /// # Panics
     /// If there are none.
-    #[must_use]
     pub fn of(daemon: &mut Daemon) -> Self {
         let pid = daemon.process().pid();
         let found = wait::until_some(wait::SOON, || {
-            let parent = children(pid).into_iter().find(|&pid| name(pid) == "gateway")?;
-            let child = *children(parent).first()?;
+            let parent = procfs::children(pid)
+                .into_iter()
+                .find(|&pid| name(pid) == "gateway")?;
+            let child = *procfs::children(parent).first()?;
             Some(Self { parent, child })
         });
         found.expect("processes that answer HTTP")
@@ -168,13 +160,6 @@ impl Processes {
         let ended = wait::until(wait::SOON, || gone(self.parent) && gone(self.child));
         assert!(ended, "{self:?}");
     }
-}
-
-fn children(pid: u32) -> Vec<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    text.split_whitespace()
-        .filter_map(|pid| pid.parse().ok())
-        .collect()
 }
 
 fn name(pid: u32) -> String {

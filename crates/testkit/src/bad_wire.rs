@@ -70,6 +70,7 @@ struct Shared {
 }
 
 /// A bad wire, and the two ends that it joins. Removed on drop.
+#[must_use]
 pub struct BadWire {
     /// `near` is the daemon's namespace, `far` the wire's own.
     pub veth: VethPair,
@@ -89,7 +90,6 @@ impl BadWire {
     ///
     /// # Panics
     /// If namespaces or interfaces cannot be made.
-    #[must_use]
     pub fn new(queues: u32) -> Self {
         let veth = VethPair::with(queues, 1500);
         // Unlike elsewhere in these tests: unfinished checksums stay so.
@@ -147,13 +147,11 @@ impl BadWire {
     }
 
     /// Of frames from the NIC to the peer.
-    #[must_use]
     pub fn from_nic(&self) -> &Tally {
         &self.shared.from_nic
     }
 
     /// Of frames from the peer to the NIC.
-    #[must_use]
     pub fn to_nic(&self) -> &Tally {
         &self.shared.to_nic
     }

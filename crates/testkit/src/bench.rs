@@ -7,7 +7,6 @@ use crate::{NetNs, Running};
 ///
 /// # Panics
 /// If it does not start.
-#[must_use]
 pub fn start_bench(netns: &NetNs, interface: &str, args: &[&str]) -> Running {
     let mut command = netns.command(bench());
     command.args(["--ifname", interface]).args(args);

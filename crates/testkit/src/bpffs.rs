@@ -9,6 +9,7 @@ use crate::directory::private_dir;
 
 /// A bpffs of the test's own. Unmounted on drop, and all that is pinned there gone with it.
 #[derive(Debug)]
+#[must_use]
 pub struct BpfFs {
     dir: TempDir,
 }
@@ -18,7 +19,6 @@ impl BpfFs {
     ///
     /// # Panics
     /// If that is not allowed.
-    #[must_use]
     pub fn new() -> Self {
         let dir = private_dir();
         mount("bpf", dir.path(), "bpf", MountFlags::empty(), c"mode=0700").expect("we are root");
@@ -26,13 +26,11 @@ impl BpfFs {
     }
 
     /// Where pins may be made.
-    #[must_use]
     pub fn pins(&self) -> PathBuf {
         self.dir.path().join("pins")
     }
 
     /// Everything that is pinned, by path.
-    #[must_use]
     pub fn pinned(&self) -> Vec<PathBuf> {
         fn add(dir: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {

@@ -1,6 +1,7 @@
 //! An honest guest on the worker that also has hostile ports: it must not notice, and the daemon must be afterwards
 //! what it was.
 
+use crate::assert_soon;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ const HOSTILE_WIRE: &str = "wire1";
 
 /// A daemon of one worker with an honest guest on one interface, whose numbered frames pass all the time, and ports on
 /// another.
+#[must_use]
 pub struct Bystander {
     traffic: Traffic,
     /// The daemon.
@@ -36,7 +38,6 @@ impl Bystander {
     ///
     /// # Panics
     /// If something does not start.
-    #[must_use]
     pub fn new(placement: Placement, hostile: u32) -> Self {
         Self::with(placement, hostile, |serve| serve)
     }
@@ -45,7 +46,6 @@ impl Bystander {
     ///
     /// # Panics
     /// If something does not start.
-    #[must_use]
     pub fn with(placement: Placement, hostile: u32, options: impl FnOnce(Serve) -> Serve) -> Self {
         let veth = VethPair::new();
         veth.join_as(HOSTILE_NIC, HOSTILE_WIRE, hostile, 1500);
@@ -81,13 +81,11 @@ impl Bystander {
     }
 
     /// Where VMMs of a hostile port connect, the first of which is 1.
-    #[must_use]
     pub fn socket(&self, port: u32) -> PathBuf {
         self.daemon.path(&format!("port{port}.sock"))
     }
 
     /// How many frames of the honest guest, and how many for it, were sent so far.
-    #[must_use]
     pub fn sent(&self) -> [usize; 2] {
         self.traffic.flows().map(|flow| flow.sent.len())
     }
@@ -108,7 +106,6 @@ impl Bystander {
     }
 
     /// The other end of the hostile ports' interface.
-    #[must_use]
     pub fn hostile_wire(&self) -> PacketPort {
         PacketPort::open(&self.veth.far, HOSTILE_WIRE)
     }
@@ -145,8 +142,11 @@ impl Bystander {
         );
         await_unused(&self.daemon);
         let (pid, before) = (self.daemon.process().pid(), self.before);
-        let is_within = wait::until(wait::SOON, || holdings::of(pid).is_within(&before));
-        assert!(is_within, "before {before:?}, after {:?}", holdings::of(pid));
+        assert_soon!(
+            holdings::of(pid).is_within(&before),
+            "before {before:?}, after {:?}",
+            holdings::of(pid)
+        );
     }
 
     /// Whatever was sent until now arrives, and once.
@@ -166,9 +166,8 @@ impl Bystander {
                     .collect::<Vec<_>>()
             })
         };
-        let arrived = wait::until(wait::SOON, || missing().iter().all(Vec::is_empty));
-        assert!(
-            arrived,
+        assert_soon!(
+            missing().iter().all(Vec::is_empty),
             "of {stopped:?} frames to and from the honest guest these are lost: {:?}; the daemon said:\n{}",
             missing(),
             self.daemon.said()
@@ -188,11 +187,7 @@ fn await_unused(daemon: &Daemon) {
         let connected = |port: &serde_json::Value| port["connected"] == true;
         !ports.as_array().expect("ports").iter().skip(1).any(connected)
     };
-    assert!(
-        wait::until(wait::SOON, unused),
-        "a VMM is still connected: {:#}",
-        daemon.status()
-    );
+    assert_soon!(unused(), "a VMM is still connected: {:#}", daemon.status());
 }
 
 /// Frames under way, begun when they pass: a NIC drops what comes before it has buffers.

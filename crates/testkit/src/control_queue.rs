@@ -1,5 +1,6 @@
 //! The control queue of a guest whose VMM passes it on to the back end, as User-mode Linux and crosvm do.
 
+use crate::assert_soon;
 use std::os::fd::{AsFd, OwnedFd};
 
 use vhost::vhost_user::message::FrontendReq;
@@ -7,8 +8,8 @@ use virtqueue::driver::{Buffer, DriverFeatures, QueueDriver};
 use virtqueue::{GuestAddr, QueueSize, RingFormat, RingShape};
 
 use crate::driver::{Driver, F_EVENT_IDX, F_RING_PACKED};
+use crate::message;
 use crate::vmm::{event, longs, words};
-use crate::{message, wait};
 
 /// Entries: few, so that a few commands go round.
 const SIZE: u32 = 16;
@@ -34,7 +35,6 @@ impl ControlQueue {
     ///
     /// # Panics
     /// If there is no room.
-    #[must_use]
     pub fn new(guest: &Driver, index: u32) -> Self {
         let format = RingFormat::of(guest.features() & F_RING_PACKED != 0);
         let shape = RingShape::new(format, QueueSize::new(SIZE).expect("a good size"));
@@ -123,28 +123,22 @@ impl ControlQueue {
     /// # Panics
     /// If none comes.
     pub fn answer(&mut self) -> u8 {
-        assert!(
-            wait::until(wait::SOON, || self.ring.take_used().is_some()),
-            "no answer"
-        );
+        assert_soon!(self.ring.take_used().is_some(), "no answer");
         self.ring.ram().read_vec(self.ack, 1)[0]
     }
 
     /// The page of guest memory that has the answer.
-    #[must_use]
     pub fn ack_page(&self) -> u64 {
         self.ack.0 / 4096
     }
 }
 
 /// VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET: these offloads, by their feature bits.
-#[must_use]
 pub fn guest_offloads(features: u64) -> Vec<u8> {
     [&[5, 0][..], &features.to_le_bytes()].concat()
 }
 
 /// VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET.
-#[must_use]
 pub fn pairs(pairs: u16) -> Vec<u8> {
     [&[4, 0][..], &pairs.to_le_bytes()].concat()
 }

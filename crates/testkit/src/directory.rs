@@ -8,7 +8,6 @@ use crate::sweep;
 ///
 /// # Panics
 /// If it cannot be made.
-#[must_use]
 pub fn private_dir() -> TempDir {
     sweep::once();
     tempfile::Builder::new()

@@ -7,7 +7,6 @@ use crate::{NetNs, Running};
 ///
 /// # Panics
 /// If it does not start.
-#[must_use]
 pub fn start(netns: &NetNs, interface: &str, options: &[&str]) -> Running {
     let mut command = netns.command("dnsmasq");
     command.args([

@@ -106,7 +106,6 @@ pub struct DriverConfig {
 
 impl DriverConfig {
     /// The default, and these features, too.
-    #[must_use]
     pub fn with(features: u64) -> Self {
         let config = Self::default();
         Self {
@@ -116,7 +115,6 @@ impl DriverConfig {
     }
 
     /// The default with so many queue pairs.
-    #[must_use]
     pub fn with_pairs(pairs: usize) -> Self {
         Self {
             pairs,
@@ -125,7 +123,6 @@ impl DriverConfig {
     }
 
     /// The default with these regions.
-    #[must_use]
     pub fn with_memory(regions: Vec<(GuestAddr, u64)>) -> Self {
         Self {
             regions,
@@ -134,7 +131,6 @@ impl DriverConfig {
     }
 
     /// The default with 4 MiB of memory and short queues.
-    #[must_use]
     pub fn small() -> Self {
         Self {
             queue_size: 64,
@@ -321,7 +317,6 @@ impl Driver {
     }
 
     /// The inflight region and its file, if one was negotiated.
-    #[must_use]
     pub fn inflight(&self) -> Option<&(VhostUserInflight, File)> {
         self.inflight.as_ref()
     }
@@ -498,13 +493,11 @@ impl Driver {
     }
 
     /// Virtio features that both sides have.
-    #[must_use]
     pub fn features(&self) -> u64 {
         self.features
     }
 
     /// Protocol features that both sides have.
-    #[must_use]
     pub fn protocol(&self) -> VhostUserProtocolFeatures {
         self.protocol
     }
@@ -515,7 +508,6 @@ impl Driver {
     }
 
     /// The connection, for what must not be said.
-    #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
@@ -531,7 +523,6 @@ impl Driver {
     }
 
     /// Guest memory.
-    #[must_use]
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
@@ -552,7 +543,6 @@ impl Driver {
     ///
     /// # Panics
     /// If poll(2) fails.
-    #[must_use]
     pub fn await_close(&self, limit: Duration) -> bool {
         let timeout = Timespec::try_from(limit).expect("short");
         let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::RDHUP)];
@@ -561,7 +551,6 @@ impl Driver {
 }
 
 /// A region as the memory table has it.
-#[must_use]
 pub fn region_info(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.guest_addr.get(),
@@ -576,7 +565,6 @@ pub fn region_info(region: &Region) -> VhostUserMemoryRegionInfo {
 ///
 /// # Panics
 /// If nobody does.
-#[must_use]
 pub fn connect(path: &Path) -> UnixStream {
     wait::until_some(wait::SOON, || UnixStream::connect(path).ok())
         .unwrap_or_else(|| panic!("nobody listens at {}", path.display()))
@@ -586,7 +574,6 @@ pub fn connect(path: &Path) -> UnixStream {
 ///
 /// # Panics
 /// If nobody does.
-#[must_use]
 pub fn accept(listener: &UnixListener) -> UnixStream {
     listener.set_nonblocking(true).expect("a socket");
     let stream = wait::until_some(wait::SOON, || match listener.accept() {

@@ -11,7 +11,6 @@ pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 ///
 /// # Panics
 /// If they are no such words.
-#[must_use]
 pub fn tables(guest: usize, list: &[&str]) -> String {
     let line = |word: &str| {
         let (key, value) = word.split_once('=').expect("key=value");
@@ -25,7 +24,6 @@ pub fn tables(guest: usize, list: &[&str]) -> String {
 }
 
 /// A frame of at least 60 bytes.
-#[must_use]
 pub fn framed(to: [u8; 6], from: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<u8> {
     let mut frame = [&to[..], &from, &ethertype.to_be_bytes(), packet].concat();
     frame.resize(frame.len().max(60), 0);
@@ -33,7 +31,6 @@ pub fn framed(to: [u8; 6], from: [u8; 6], ethertype: u16, packet: &[u8]) -> Vec<
 }
 
 /// UDP over IPv4 to [`HOST`] and a port.
-#[must_use]
 pub fn udp(to: [u8; 6], from: [u8; 6], source: Ipv4Addr, port: u16) -> Vec<u8> {
     framed(
         to,

@@ -31,7 +31,6 @@ impl<'a> FixedRing<'a> {
     ///
     /// # Panics
     /// If the ring is packed.
-    #[must_use]
     pub fn new(ring: &'a Ring, buffers: &[Buffer]) -> Self {
         let split = ring.driver.split();
         for (entry, &buffer) in (0..ring.driver.size().get()).zip(buffers.iter().cycle()) {

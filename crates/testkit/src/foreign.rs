@@ -19,6 +19,7 @@ use crate::{BpfFs, Daemon, DriverConfig, Layout, NetNs, Rig, VethPair, bpf, fram
 const BUFFER: u32 = 2048;
 
 /// The program on an interface. Detached on drop.
+#[must_use]
 pub struct Foreign {
     /// Its socket map.
     pub map: OwnedFd,
@@ -34,7 +35,6 @@ impl Foreign {
     ///
     /// # Panics
     /// If that fails.
-    #[must_use]
     pub fn attach(netns: &NetNs, interface: &str, mode: Mode, first: u32) -> Self {
         Self::load((netns, interface, mode), |map| {
             bpf::load_redirect(map, first, false)
@@ -62,7 +62,6 @@ impl Foreign {
     ///
     /// # Panics
     /// If that fails.
-    #[must_use]
     pub fn attach_marking(netns: &NetNs, interface: &str, mark: u32) -> Self {
         Self::load((netns, interface, Mode::Native), |map| {
             bpf::load_marking(map, 0, mark)
@@ -73,7 +72,6 @@ impl Foreign {
     ///
     /// # Panics
     /// If that fails.
-    #[must_use]
     pub fn attach_again(&self, netns: &NetNs, interface: &str, mode: Mode) -> OwnedFd {
         link(&self.program, netns, interface, mode)
     }
@@ -114,7 +112,6 @@ pub enum Verdict {
 ///
 /// # Panics
 /// If that fails.
-#[must_use]
 pub fn judge_all(netns: &NetNs, interface: &str, verdict: Verdict) -> OwnedFd {
     let (number, to) = match verdict {
         Verdict::Aborted => (0, None),
@@ -150,7 +147,6 @@ impl Side {
 ///
 /// # Panics
 /// If that fails, for want of tcx (Linux 6.6) for example.
-#[must_use]
 pub fn accept_all(netns: &NetNs, interface: &str, side: Side) -> OwnedFd {
     const TCX_PASS: u32 = 0;
     let program = bpf::load_tc_verdict(TCX_PASS).expect("the verifier accepts it");
@@ -173,7 +169,6 @@ pub fn detach_all(netns: &NetNs, interface: &str, side: Side) -> usize {
 ///
 /// # Panics
 /// If there is none.
-#[must_use]
 pub fn socket(netns: &NetNs) -> OwnedFd {
     with_ring(bare_socket(netns), 1024)
 }
@@ -182,7 +177,6 @@ pub fn socket(netns: &NetNs) -> OwnedFd {
 ///
 /// # Panics
 /// If it has one.
-#[must_use]
 pub fn with_ring(socket: OwnedFd, entries: u32) -> OwnedFd {
     rustix::net::sockopt::set_xdp_rx_ring_size(&socket, entries).expect("a fresh AF_XDP socket");
     socket
@@ -192,14 +186,12 @@ pub fn with_ring(socket: OwnedFd, entries: u32) -> OwnedFd {
 ///
 /// # Panics
 /// If there is none.
-#[must_use]
 pub fn bare_socket(netns: &NetNs) -> OwnedFd {
     let open = || socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None);
     netns.enter(open).expect("we are root")
 }
 
 /// A map that holds numbers.
-#[must_use]
 pub fn map_of_numbers() -> OwnedFd {
     make_map(sys::BPF_MAP_TYPE_ARRAY)
 }
@@ -208,7 +200,6 @@ pub fn map_of_numbers() -> OwnedFd {
 ///
 /// # Panics
 /// If that fails.
-#[must_use]
 pub fn pin(bpffs: &BpfFs, map: &OwnedFd, name: &str) -> String {
     std::fs::create_dir_all(bpffs.pins()).expect("we are root");
     let path = bpffs.pins().join(name);
@@ -235,7 +226,6 @@ pub fn inherited<T>(descriptors: &[&OwnedFd], start: impl FnOnce() -> T) -> T {
 }
 
 /// As the option has it: numbers of descriptors, joined by colons.
-#[must_use]
 pub fn list(descriptors: &[&OwnedFd]) -> String {
     let numbers: Vec<_> = descriptors.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
     numbers.join(":")

@@ -21,7 +21,6 @@ pub const NULL: usize = 3;
 const PORTS: [&str; 4] = ["ifname=nic0,start-queue=0", "cable=c", "cable=c", "queues=1"];
 
 /// Starts it, with further options.
-#[must_use]
 pub fn daemon(veth: &VethPair, options: &[(&str, &str)]) -> Daemon {
     let serve = Serve::null().leased().with("--steward-timeout", "3600");
     let with = |serve: Serve, (option, value): &(&str, &str)| serve.with(option, *value);
@@ -29,7 +28,6 @@ pub fn daemon(veth: &VethPair, options: &[(&str, &str)]) -> Daemon {
 }
 
 /// Starts it with a queue that was given: a socket, with a program that is there as long as the result.
-#[must_use]
 pub fn daemon_with_given_queue(veth: &VethPair) -> (Daemon, Foreign) {
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
     let socket = foreign::socket(&veth.near);
@@ -43,7 +41,6 @@ pub fn daemon_with_given_queue(veth: &VethPair) -> (Daemon, Foreign) {
 }
 
 /// A port's socket.
-#[must_use]
 pub fn socket(daemon: &Daemon, port: usize) -> PathBuf {
     daemon.path(&format!("port{port}.sock"))
 }
@@ -52,7 +49,6 @@ pub fn socket(daemon: &Daemon, port: usize) -> PathBuf {
 ///
 /// # Panics
 /// If it is not.
-#[must_use]
 pub fn connect(daemon: &Daemon, port: usize) -> Driver {
     let guest = Driver::connect(&socket(daemon, port), &DriverConfig::small()).expect("accepted");
     daemon.await_port(port, "a lane runs", |port| port["lanes"][0]["running"] == true);

@@ -13,14 +13,12 @@ pub const EXPERIMENTAL: u16 = 0x88b5;
 pub const HEADER: usize = 14;
 
 /// A frame of `len` bytes, header included; a shorter one than a header is the beginning of one.
-#[must_use]
 pub fn plain(len: usize, seed: u8) -> Vec<u8> {
     let header = [&TO[..], &FROM, &EXPERIMENTAL.to_be_bytes()].concat();
     filled(header, len, seed)
 }
 
 /// A frame of `len` bytes with an 802.1Q tag for `vlan`.
-#[must_use]
 pub fn tagged(len: usize, vlan: u16, seed: u8) -> Vec<u8> {
     let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
     let header = [&TO[..], &FROM, &tag, &EXPERIMENTAL.to_be_bytes()].concat();
@@ -31,7 +29,6 @@ pub fn tagged(len: usize, vlan: u16, seed: u8) -> Vec<u8> {
 pub const NUMBERED: usize = 64;
 
 /// A frame that carries a number.
-#[must_use]
 pub fn numbered(number: u32) -> Vec<u8> {
     let mut frame = plain(NUMBERED, 0x33);
     frame[HEADER..HEADER + 4].copy_from_slice(&number.to_be_bytes());
@@ -39,7 +36,6 @@ pub fn numbered(number: u32) -> Vec<u8> {
 }
 
 /// A frame like no other: the last one of what a test sends, behind which nothing is under way.
-#[must_use]
 pub fn last() -> Vec<u8> {
     static SERIAL: AtomicU32 = AtomicU32::new(u32::MAX);
     // Only a number; nothing is published with it.
@@ -47,13 +43,11 @@ pub fn last() -> Vec<u8> {
 }
 
 /// A frame as one sends it back who swaps its addresses.
-#[must_use]
 pub fn swapped(frame: &[u8]) -> Vec<u8> {
     [&frame[6..12], &frame[..6], &frame[12..]].concat()
 }
 
 /// The number of a frame; `None` if it is no [`numbered`] one.
-#[must_use]
 pub fn number_of(frame: &[u8]) -> Option<u32> {
     let number = u32::from_be_bytes(frame.get(HEADER..HEADER + 4)?.try_into().ok()?);
     (frame == numbered(number)).then_some(number)
@@ -61,7 +55,6 @@ pub fn number_of(frame: &[u8]) -> Option<u32> {
 
 /// A UDP datagram over IPv4 in a frame of `len` bytes; `flow` is its source port, so that NICs with several queues tell
 /// flows apart. Its sums are zero: nobody looks at them.
-#[must_use]
 pub fn udp(flow: u16, len: usize) -> Vec<u8> {
     let word = |value: usize| u16::try_from(value).expect("short").to_be_bytes();
     let payload = len.saturating_sub(HEADER);
@@ -88,7 +81,6 @@ pub fn udp(flow: u16, len: usize) -> Vec<u8> {
 /// The same from an address of its own for each `flow`, for NICs whose hash is Toeplitz's, with a key that is made at
 /// boot. Of a flow's bits each adds its own part of the key to that hash: flows that differ in six bits, as 32 source
 /// ports in a row do, come to one of two queues, all of them, with one key of 64. Here they differ in 24.
-#[must_use]
 pub fn udp_from_afar(flow: u16, len: usize) -> Vec<u8> {
     let mut frame = udp(flow, len);
     let [_, address @ ..] = u32::from(flow).wrapping_mul(0x9e37_79b1).to_be_bytes();
@@ -97,7 +89,6 @@ pub fn udp_from_afar(flow: u16, len: usize) -> Vec<u8> {
 }
 
 /// The same, a datagram like no other.
-#[must_use]
 pub fn udp_once(flow: u16, len: usize) -> Vec<u8> {
     let mut frame = udp(flow, len);
     // Behind the headers.
@@ -109,7 +100,6 @@ pub fn udp_once(flow: u16, len: usize) -> Vec<u8> {
 ///
 /// # Panics
 /// If it is too long.
-#[must_use]
 pub fn ipv4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let len = u16::try_from(20 + payload.len()).expect("short").to_be_bytes();
     let head = [&[0x45, 0][..], &len, &[0, 1, 0, 0, 64, protocol, 0, 0]].concat();
@@ -120,7 +110,6 @@ pub fn ipv4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, payload: &[u8]) -> Vec<u
 ///
 /// # Panics
 /// If it is too long.
-#[must_use]
 pub fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, payload: &[u8]) -> Vec<u8> {
     let len = u16::try_from(payload.len()).expect("short").to_be_bytes();
     let head = [&[0x60, 0, 0, 0][..], &len, &[next, 255]].concat();
@@ -128,7 +117,6 @@ pub fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A UDP datagram between these ports, of twelve bytes; without a checksum.
-#[must_use]
 pub fn udp_ports([from, to]: [u16; 2]) -> Vec<u8> {
     let head = [from.to_be_bytes(), to.to_be_bytes(), [0, 20], [0, 0]].concat();
     [&head[..], &[0x5a; 12]].concat()
@@ -138,7 +126,6 @@ pub fn udp_ports([from, to]: [u16; 2]) -> Vec<u8> {
 ///
 /// # Panics
 /// If it is too long.
-#[must_use]
 pub fn vxlan(local: IpAddr, vni: u32, inner: &[u8]) -> Vec<u8> {
     in_tunnel((4789, [8, 0, 0, 0]), local, vni, inner)
 }

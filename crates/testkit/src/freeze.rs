@@ -9,6 +9,7 @@ use std::ptr;
 use crate::wait;
 
 /// A thread that does not run. Goes on when dropped, which must be on the thread that froze it.
+#[must_use]
 pub struct Frozen {
     tid: libc::pid_t,
 }
@@ -18,7 +19,6 @@ impl Frozen {
     ///
     /// # Panics
     /// If there is none, or it may not be traced.
-    #[must_use]
     pub fn thread(pid: u32, name: &str) -> Self {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
         let is_it = |path: &std::path::Path| {

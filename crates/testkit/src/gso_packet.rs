@@ -59,7 +59,6 @@ pub struct GsoPacket {
 
 impl GsoPacket {
     /// The packet from one address to another, with a tag or none, and its request for segments of `size` bytes of payload.
-    #[must_use]
     pub fn between(&self, to: [u8; 6], from: [u8; 6], tag: &[u8], size: u16) -> (Vec<u8>, [u8; 10]) {
         let mut request = self.request(size);
         for at in [2, 6] {
@@ -69,7 +68,6 @@ impl GsoPacket {
     }
 
     /// TCP with ACK and PSH, the twelve bytes of a timestamp option, no tag.
-    #[must_use]
     pub fn tcp(ip: Ip, payload_len: usize) -> Self {
         let transport = Transport::Tcp(ACK | PSH, 3);
         Self {
@@ -82,7 +80,6 @@ impl GsoPacket {
     }
 
     /// UDP, no tag.
-    #[must_use]
     pub fn udp(ip: Ip, payload_len: usize) -> Self {
         Self {
             tags: 0,
@@ -94,7 +91,6 @@ impl GsoPacket {
     }
 
     /// The frame. Its checksum field holds the sum of the pseudo-header.
-    #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let len = self.transport_header(0).len() + self.payload_len;
         let sum = fold(
@@ -111,13 +107,11 @@ impl GsoPacket {
     }
 
     /// Bytes before the payload.
-    #[must_use]
     pub fn header_len(&self) -> usize {
         self.checksum_start() + self.transport_header(0).len()
     }
 
     /// The first ten bytes of the virtio-net header: segments of `size` bytes of payload.
-    #[must_use]
     pub fn request(&self, size: u16) -> [u8; 10] {
         let [size_low, size_high] = size.to_le_bytes();
         let [header_low, header_high] = (self.header_len() as u16).to_le_bytes();
@@ -249,7 +243,6 @@ impl GsoPacket {
 }
 
 /// The sum of RFC 1071, as it is written there; a checksum is what is left to all ones.
-#[must_use]
 pub fn fold(bytes: &[u8]) -> u16 {
     let sum = bytes.chunks(2).fold(0u32, |sum, word| {
         sum + u32::from(word[0]) * 256 + u32::from(*word.get(1).unwrap_or(&0))
@@ -259,7 +252,6 @@ pub fn fold(bytes: &[u8]) -> u16 {
 }
 
 /// A virtio-net header with this request: its last two bytes are 0.
-#[must_use]
 pub fn header(request: [u8; 10]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     header[..10].copy_from_slice(&request);
@@ -270,7 +262,6 @@ pub fn header(request: [u8; 10]) -> [u8; HEADER] {
 ///
 /// # Panics
 /// If none comes.
-#[must_use]
 #[track_caller]
 pub fn heard(ear: &PacketPort, from: [u8; 6]) -> (Vec<u8>, [u8; 10]) {
     let mut bytes = vec![0; 70_000];

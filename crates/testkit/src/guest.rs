@@ -27,7 +27,6 @@ impl Images {
     ///
     /// # Panics
     /// If that fails.
-    #[must_use]
     pub fn get() -> Self {
         let said = output_of(program::GUEST, &["images"]);
         let [kernel, initramfs, cmdline] = said.lines().collect::<Vec<_>>()[..] else {
@@ -45,13 +44,11 @@ impl Images {
 ///
 /// # Panics
 /// If it cannot be built.
-#[must_use]
 pub fn netcheck() -> String {
     output_of(program::GUEST, &["netcheck"]).trim().to_owned()
 }
 
 /// Program of the QEMU under which guests run: Debian's, or the one that `GUEST_QEMU` names.
-#[must_use]
 pub fn qemu() -> String {
     std::env::var("GUEST_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
 }
@@ -61,7 +58,6 @@ pub fn qemu() -> String {
 ///
 /// # Panics
 /// If it does not run.
-#[must_use]
 pub fn qemu_has_af_xdp() -> bool {
     let has = output_of(&qemu(), &["-machine", "none", "-netdev", "help"])
         .lines()
@@ -88,6 +84,7 @@ pub enum Backend<'a> {
 pub const UML: [&str; 4] = ["--accel", "uml", "--mem", "256"];
 
 /// A guest that has booted. Ended on drop.
+#[must_use]
 pub struct Guest {
     state: TempDir,
     /// QEMU was started by somebody else, who also ends it.
@@ -99,7 +96,6 @@ impl Guest {
     ///
     /// # Panics
     /// If it does not come up.
-    #[must_use]
     pub fn boot(backend: Backend<'_>, address: &str, options: &[&str]) -> Self {
         let group = lessor::ID.to_string();
         Self::boot_by(Command::new(program::GUEST), |command| {
@@ -116,7 +112,6 @@ impl Guest {
     ///
     /// # Panics
     /// If it does not come up.
-    #[must_use]
     pub fn boot_uml(socket: &Path, address: &str) -> Self {
         Self::boot(Backend::Daemon(socket), address, &UML)
     }
@@ -126,7 +121,6 @@ impl Guest {
     ///
     /// # Panics
     /// If it does not come up.
-    #[must_use]
     pub fn boot_in(netns: &NetNs, netdev: &str, address: &str, options: &[&str]) -> Self {
         Self::boot_by(netns.command(program::GUEST), |command| {
             command.args(["--netdev", netdev, "--ip", address]).args(options);
@@ -154,7 +148,6 @@ impl Guest {
     ///
     /// # Panics
     /// If the pipes cannot be made.
-    #[must_use]
     pub fn elsewhere() -> Self {
         let state = private_dir();
         for name in ["shell.in", "shell.out"] {
@@ -193,7 +186,6 @@ impl Guest {
     ///
     /// # Panics
     /// If it does not run.
-    #[must_use]
     pub fn memory(&self) -> File {
         let pid = std::fs::read_to_string(self.state.path().join("pid")).expect("it runs");
         let pid = pid.split_whitespace().next().unwrap_or_default();
@@ -221,7 +213,6 @@ impl Guest {
     }
 
     /// Its state directory.
-    #[must_use]
     pub fn state(&self) -> &Path {
         self.state.path()
     }
@@ -230,7 +221,6 @@ impl Guest {
     ///
     /// # Panics
     /// If it fails.
-    #[must_use]
     pub fn run(&self, command: &str) -> String {
         let output = self.try_run(command);
         assert!(
@@ -245,7 +235,6 @@ impl Guest {
     ///
     /// # Panics
     /// If `scripts/guest` cannot be run.
-    #[must_use]
     pub fn try_run(&self, command: &str) -> Output {
         self.script("run")
             .args(["--timeout", "120", "--", command])
@@ -299,7 +288,6 @@ impl Guest {
     ///
     /// # Panics
     /// If `scripts/guest` cannot be run.
-    #[must_use]
     pub fn answers(&self) -> bool {
         let mut run = self.script("run");
         run.args(["--timeout", "10", "--", "true"]);
@@ -318,7 +306,6 @@ impl Guest {
     }
 
     /// Whether a command that was [started](Self::start) has ended.
-    #[must_use]
     pub fn finished(&self, name: &str) -> bool {
         self.try_run(&format!("test -s /tmp/{name}.status"))
             .status
@@ -329,7 +316,6 @@ impl Guest {
     ///
     /// # Panics
     /// If it failed, or does not end in time.
-    #[must_use]
     pub fn finish(&self, name: &str, limit: Duration) -> String {
         let ended = wait::until(limit, || self.finished(name));
         let said = self.run(&format!("cat /tmp/{name}.out"));
@@ -343,7 +329,6 @@ impl Guest {
     }
 
     /// QEMU's control socket.
-    #[must_use]
     pub fn qmp(&self) -> Qmp {
         Qmp::connect(&self.state.path().join("qmp"))
     }

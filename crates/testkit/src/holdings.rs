@@ -1,5 +1,7 @@
 //! What a process holds, as the kernel tells it: to see that nothing stays behind.
 
+use crate::assert_soon;
+use crate::procfs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -24,7 +26,6 @@ pub struct Holdings {
 impl Holdings {
     /// Whether it is no more than was held before, of anything. Less it may be: on a machine that is busy, what was
     /// over before was perhaps closed only afterwards.
-    #[must_use]
     pub fn is_within(&self, before: &Self) -> bool {
         self.descriptors <= before.descriptors
             && self.mappings <= before.mappings
@@ -36,7 +37,6 @@ impl Holdings {
 ///
 /// # Panics
 /// If there is no such process.
-#[must_use]
 pub fn of(pid: u32) -> Holdings {
     let count = |what: &str| {
         fs::read_dir(format!("/proc/{pid}/{what}"))
@@ -64,11 +64,7 @@ pub fn await_within(pids: &[u32], before: &[Holdings]) {
             .zip(before)
             .all(|(now, before)| now.is_within(before))
     };
-    assert!(
-        wait::until(wait::SOON, is_within),
-        "before {before:?}, after {:?}",
-        now()
-    );
+    assert_soon!(is_within(), "before {before:?}, after {:?}", now());
 }
 
 /// AF_XDP sockets of a process by inode: those whose rings are mapped, and their mappings hold them. A socket can be
@@ -76,7 +72,6 @@ pub fn await_within(pids: &[u32], before: &[Holdings]) {
 ///
 /// # Panics
 /// If there is no such process, or we are not root.
-#[must_use]
 pub fn xdp_sockets(pid: u32) -> BTreeSet<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("we are root");
     let named = maps.lines().filter_map(|line| line.split_once("socket:"));
@@ -88,7 +83,6 @@ pub fn xdp_sockets(pid: u32) -> BTreeSet<String> {
 ///
 /// # Panics
 /// If there is no such process, or we are not root.
-#[must_use]
 pub fn copies_of_sockets(pid: u32) -> BTreeMap<String, OwnedFd> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let process = pidfd_open(number.expect("a process number"), PidfdFlags::empty()).expect("it runs");
@@ -126,7 +120,6 @@ fn mappings(maps: &str) -> usize {
 ///
 /// # Panics
 /// If that never comes.
-#[must_use]
 pub fn steady(pid: u32, quiet: Duration) -> Holdings {
     let steady = wait::until_some(wait::SOON, || {
         let held = of(pid);
@@ -140,25 +133,22 @@ pub fn steady(pid: u32, quiet: Duration) -> Holdings {
 ///
 /// # Panics
 /// If there is no such process.
-#[must_use]
 pub fn resident_kib(pid: u32) -> u64 {
-    kib(pid, "VmRSS:")
+    procfs::number(pid, "VmRSS")
 }
 
 /// Memory of a process that is nobody else's, KiB: resident anonymous pages, and tables for all of its pages.
 ///
 /// # Panics
 /// If there is no such process.
-#[must_use]
 pub fn own_kib(pid: u32) -> u64 {
-    kib(pid, "RssAnon:") + kib(pid, "VmPTE:")
+    procfs::number(pid, "RssAnon") + procfs::number(pid, "VmPTE")
 }
 
 /// CPU time of all threads that a process has now.
 ///
 /// # Panics
 /// If there is no such process.
-#[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
     let on_cpu = |thread: std::io::Result<fs::DirEntry>| {
@@ -172,22 +162,8 @@ pub fn cpu_time(pid: u32) -> Duration {
 ///
 /// # Panics
 /// If there is no such process.
-#[must_use]
 pub fn address_space_kib(pid: u32) -> u64 {
-    kib(pid, "VmSize:")
-}
-
-fn kib(pid: u32, what: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let line = status
-        .lines()
-        .find(|line| line.starts_with(what))
-        .expect("a line for it");
-    line.split_ascii_whitespace()
-        .nth(1)
-        .expect("a number")
-        .parse()
-        .expect("a number")
+    procfs::number(pid, "VmSize")
 }
 
 #[cfg(test)]

@@ -11,11 +11,11 @@ use rustix::fs::{FlockOperation, flock};
 const NUMBER: &str = "/proc/sys/vm/nr_hugepages";
 
 /// So many more pages, until dropped.
+#[must_use]
 pub struct HugePages(u64);
 
 impl HugePages {
     /// So many more, or none at all if there are not as many.
-    #[must_use]
     pub fn more(count: u64) -> Option<Self> {
         let _lock = lock()?;
         let found = number()?;

@@ -10,7 +10,6 @@ use crate::daemon::binary;
 ///
 /// # Panics
 /// If its release does not begin with two numbers.
-#[must_use]
 pub fn version() -> (u32, u32) {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map_while(|word| word.parse().ok());
@@ -25,7 +24,6 @@ pub fn version() -> (u32, u32) {
 ///
 /// # Panics
 /// If `vhost-af-xdp check` says nothing of it.
-#[must_use]
 pub fn has_hints() -> bool {
     let output = Command::new(binary()).args(["check", "lo", "--json"]).output();
     let report: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");

@@ -19,13 +19,11 @@ pub const BROADCAST: [u8; 6] = [0xff; 6];
 const LOCAL: [u8; 2] = [0x88, 0xb5];
 
 /// The address of a guest, by number.
-#[must_use]
 pub fn mac(guest: usize) -> [u8; 6] {
     [0x02, 0, 0, 0, 0, guest as u8]
 }
 
 /// An EtherType for local experiments, so that no stack looks inside; bytes by length and number.
-#[must_use]
 pub fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
     let mut frame = [&to[..], &from[..], &LOCAL].concat();
     frame.extend((14..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)));
@@ -33,7 +31,6 @@ pub fn frame(to: [u8; 6], from: [u8; 6], len: usize, number: u8) -> Vec<u8> {
 }
 
 /// The same, a frame that differs from all others.
-#[must_use]
 pub fn once(to: [u8; 6], from: [u8; 6], len: usize) -> Vec<u8> {
     let mut frame = frame(to, from, len, 0);
     frame[14..18].copy_from_slice(&frame::last()[14..18]);
@@ -41,7 +38,6 @@ pub fn once(to: [u8; 6], from: [u8; 6], len: usize) -> Vec<u8> {
 }
 
 /// A frame of 60 bytes that says to whom it is sent, in which VLAN, and a number.
-#[must_use]
 pub fn telling(to: [u8; 6], from: [u8; 6], vlan: u16, number: u32) -> Vec<u8> {
     let said = [&vlan.to_be_bytes()[..], &number.to_be_bytes(), &to].concat();
     let mut frame = [&to[..], &from, &LOCAL, &said].concat();
@@ -50,20 +46,17 @@ pub fn telling(to: [u8; 6], from: [u8; 6], vlan: u16, number: u32) -> Vec<u8> {
 }
 
 /// Whether a frame is one that tests send, and none of a stack's; it may have a tag.
-#[must_use]
 pub fn is_ours(frame: &[u8]) -> bool {
     frame[12..].starts_with(&LOCAL) || frame[16..].starts_with(&LOCAL)
 }
 
 /// The same frame with a tag (802.1Q).
-#[must_use]
 pub fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
     let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
     [&frame[..12], &tag, &frame[12..]].concat()
 }
 
 /// Gives the near end of a pair the host's address, and has it leave tags in frames, where XDP sees them.
-#[must_use]
 pub fn with_host(veth: VethPair) -> VethPair {
     veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
     veth.near
@@ -73,7 +66,6 @@ pub fn with_host(veth: VethPair) -> VethPair {
 }
 
 /// A table for a port of the network, with further keys.
-#[must_use]
 pub fn port(guest: usize, keys: &str) -> String {
     let [.., last] = mac(guest);
     format!(
@@ -85,7 +77,6 @@ pub fn port(guest: usize, keys: &str) -> String {
 ///
 /// # Panics
 /// Never.
-#[must_use]
 pub fn file(uplink: Option<&str>, ports: &[&str]) -> String {
     let mut text = "[network.lan]\n".to_owned();
     if let Some(uplink) = uplink {
@@ -102,13 +93,11 @@ pub struct Ear(pub PacketPort);
 
 impl Ear {
     /// On an interface.
-    #[must_use]
     pub fn on(netns: &NetNs, interface: &str) -> Self {
         Self(PacketPort::open(netns, interface))
     }
 
     /// The next one.
-    #[must_use]
     pub fn next(&self, limit: Duration) -> Option<Vec<u8>> {
         std::iter::from_fn(|| self.0.receive(limit)).find(|frame| is_ours(frame))
     }
@@ -124,6 +113,7 @@ impl Ear {
 }
 
 /// A daemon, its guests, and the other end of its uplink.
+#[must_use]
 pub struct Lan {
     /// By number.
     pub guests: Vec<Driver>,
@@ -140,7 +130,6 @@ impl Lan {
     ///
     /// # Panics
     /// If it cannot be made.
-    #[must_use]
     pub fn new(ports: &[&str], config: &DriverConfig) -> Self {
         let text = format!("[daemon]\nworkers = 1\n{}", file(Some(VethPair::NIC), ports));
         Self::on(VethPair::new(), &Serve::file(), &text, ports.len(), config)
@@ -150,7 +139,6 @@ impl Lan {
     ///
     /// # Panics
     /// If it cannot be made.
-    #[must_use]
     pub fn on(veth: VethPair, serve: &Serve, text: &str, ports: usize, config: &DriverConfig) -> Self {
         // So that XDP sees tags.
         veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
@@ -236,7 +224,6 @@ pub fn assert_reaches(guest: &mut Driver, number: usize, wire: &PacketPort) {
 ///
 /// # Panics
 /// If it is not.
-#[must_use]
 pub fn guest(daemon: &Daemon, number: usize) -> Driver {
     let path = daemon.path(&format!("vm{number}.sock"));
     let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
@@ -282,7 +269,6 @@ pub fn none_is_lost(
 ///
 /// # Panics
 /// If the daemon refuses one.
-#[must_use]
 pub fn guests(daemon: &Daemon, count: usize, config: &DriverConfig) -> Vec<Driver> {
     let guest = |at: usize| daemon.connect(at, &daemon.path(&format!("vm{at}.sock")), config, 32);
     (0..count).map(guest).collect()

@@ -16,6 +16,7 @@ use crate::{BpfFs, NetNs, Running, program};
 pub const ID: u32 = 65_534;
 
 /// See the module's head. Fields are dropped in this order.
+#[must_use]
 pub struct Lessor {
     /// The steward.
     pub steward: Running,
@@ -35,7 +36,6 @@ impl Lessor {
     ///
     /// # Panics
     /// If it does not start.
-    #[must_use]
     pub fn start(netns: &NetNs, dir: &TempDir, interfaces: &[&str]) -> Self {
         let rule = |name: &&str| {
             format!(
@@ -80,13 +80,11 @@ impl Lessor {
     }
 
     /// Where the steward listens.
-    #[must_use]
     pub fn socket(dir: &TempDir) -> PathBuf {
         dir.path().join("steward.sock")
     }
 
     /// Whether the steward has a request of the daemon that it has not read.
-    #[must_use]
     pub fn is_asked(&self) -> bool {
         // The steward's end of a connection is listed in the namespace of the client.
         let said = self.home.output_of("ss", &["-xnH"]);
@@ -98,7 +96,6 @@ impl Lessor {
     }
 
     /// Where the steward keeps its records.
-    #[must_use]
     pub fn state(dir: &TempDir) -> PathBuf {
         dir.path().join("state")
     }
@@ -113,14 +110,12 @@ impl Lessor {
     }
 
     /// The daemon's program, to be run as the daemon.
-    #[must_use]
     pub fn command(&self) -> Command {
         as_nobody(&self.home, &self.program, "-all")
     }
 
     /// As a daemon that has no steward: its program, to be run in a namespace with as little privilege but for
     /// `further` capabilities (as setpriv(1) has them, such as `+net_raw`), and its files in `dir`.
-    #[must_use]
     pub fn nobody(netns: &NetNs, dir: &TempDir, further: &[&str]) -> Command {
         let all = [&[memory_capabilities()], further].concat().join(",");
         as_nobody(netns, &hand_over(dir), &all)

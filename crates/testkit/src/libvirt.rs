@@ -59,7 +59,6 @@ pub const NAME: &str = "vax-guest";
 ///
 /// # Panics
 /// If the file cannot be copied.
-#[must_use]
 pub fn copied(file: &Path, directory: &Path) -> PathBuf {
     let copy = directory.join(file.file_name().expect("a file"));
     let _ = fs::copy(file, &copy).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -67,7 +66,6 @@ pub fn copied(file: &Path, directory: &Path) -> PathBuf {
 }
 
 /// What a guest is made of, in a directory that libvirt sees.
-#[must_use]
 pub fn images(directory: &Path) -> Images {
     let images = Images::get();
     Images {
@@ -82,7 +80,6 @@ pub fn images(directory: &Path) -> Images {
 ///
 /// `vectors` of interface `ua-net` is 0 because Debian 12's QEMU crashes when a vhost-user device masks an MSI-X vector
 /// without KVM.
-#[must_use]
 pub fn domain(images: &Images, state: &Path, memory: &str, interface: &str) -> String {
     let (kernel, initramfs) = (images.kernel.display(), images.initramfs.display());
     let cmdline = &images.cmdline;
@@ -125,6 +122,7 @@ pub fn domain(images: &Images, state: &Path, memory: &str, interface: &str) -> S
 }
 
 /// A running libvirtd. Ended on drop, with its domains.
+#[must_use]
 pub struct Libvirt {
     running: Running,
     sockets: PathBuf,
@@ -136,7 +134,6 @@ impl Libvirt {
     ///
     /// # Panics
     /// If it does not.
-    #[must_use]
     pub fn start() -> Self {
         let dir = private_dir();
         let sockets = dir.path().to_owned();
@@ -151,7 +148,6 @@ impl Libvirt {
     ///
     /// # Panics
     /// If it does not.
-    #[must_use]
     pub fn start_in(systemd: &Systemd, sockets: &Path, hook: &Path) -> Self {
         Self::start_by(
             systemd.command(),
@@ -165,7 +161,6 @@ impl Libvirt {
     ///
     /// # Panics
     /// If it does not answer.
-    #[must_use]
     pub fn start_unprivileged_in(systemd: &Systemd, sockets: &Path) -> Self {
         Self::start_by(
             systemd.command(),
@@ -228,7 +223,6 @@ impl Libvirt {
     ///
     /// # Panics
     /// If it is not there.
-    #[must_use]
     pub fn try_virsh(&self, args: &[&str]) -> Output {
         let uri = format!("qemu+unix:///system?socket={}", self.socket().display());
         let mut command = Command::new("virsh");

@@ -117,7 +117,6 @@ pub fn try_receive(mut socket: &UnixStream) -> io::Result<Vec<u8>> {
 ///
 /// # Panics
 /// If none comes, or another one.
-#[must_use]
 pub fn receive(mut socket: &UnixStream) -> u64 {
     let mut answer = [0; HEADER + 8];
     socket.read_exact(&mut answer).expect("an answer");

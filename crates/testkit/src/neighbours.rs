@@ -138,7 +138,6 @@ pub struct Scene {
 ///
 /// # Panics
 /// If something of it does not come up.
-#[must_use]
 pub fn scene(placement: Placement) -> Scene {
     let veth = VethPair::with(2, 1500);
     // All that the far end sends goes to queue 0.

@@ -14,6 +14,7 @@ use crate::{sweep, wait};
 
 /// A network namespace of the test's own. Removed on drop, with the interfaces in it.
 #[derive(Debug)]
+#[must_use]
 pub struct NetNs {
     name: String,
 }
@@ -23,7 +24,6 @@ impl NetNs {
     ///
     /// # Panics
     /// If that is not allowed.
-    #[must_use]
     pub fn new(label: &str) -> Self {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         sweep::once();
@@ -43,14 +43,12 @@ impl NetNs {
     }
 
     /// Its name, as ip(8) knows it.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// A command that will run in it, with its own /sys. `ip netns exec` becomes the command, so the child's number is the
     /// command's.
-    #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
@@ -70,7 +68,6 @@ impl NetNs {
     ///
     /// # Panics
     /// If it fails.
-    #[must_use]
     pub fn output_of(&self, program: &str, args: &[&str]) -> String {
         self.enter(|| output_of(program, args))
     }
@@ -107,7 +104,6 @@ impl NetNs {
     ///
     /// # Panics
     /// If there is none of that name.
-    #[must_use]
     pub fn index_of(&self, interface: &str) -> u32 {
         self.enter(|| {
             let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -171,6 +167,7 @@ impl Drop for NetNs {
 
 /// A veth pair between two namespaces: the daemon's NIC is the near end, the world is the far end.
 #[derive(Debug)]
+#[must_use]
 pub struct VethPair {
     /// Namespace of the near end.
     pub near: NetNs,
@@ -185,7 +182,6 @@ impl VethPair {
     pub const WIRE: &str = "wire0";
 
     /// Both ends up, with one queue and an MTU of 1500 bytes.
-    #[must_use]
     pub fn new() -> Self {
         Self::with(1, 1500)
     }
@@ -195,7 +191,6 @@ impl VethPair {
     ///
     /// # Panics
     /// If that is not allowed.
-    #[must_use]
     pub fn with(queues: u32, mtu: u32) -> Self {
         let pair = Self {
             near: NetNs::new("near"),
@@ -253,7 +248,6 @@ impl VethPair {
     ///
     /// # Panics
     /// If there is no near end.
-    #[must_use]
     pub fn received_by_nic(&self) -> u64 {
         self.near.link(Self::NIC)["stats64"]["rx"]["packets"]
             .as_u64()

@@ -8,7 +8,6 @@ impl Noise {
     ///
     /// # Panics
     /// If it is 0.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         assert_ne!(seed, 0, "a seed without noise");
         Self(seed)

@@ -60,7 +60,6 @@ impl Underlay {
     };
 
     /// What the outer IP, UDP and VXLAN headers and the inner Ethernet header leave for the network above it.
-    #[must_use]
     pub fn inner_mtu(self) -> u32 {
         self.mtu - if self.is_ipv6 { 70 } else { 50 }
     }
@@ -121,6 +120,7 @@ fn allow_ipv6(netns: &NetNs, interface: &str) {
 }
 
 /// A host of the network.
+#[must_use]
 pub struct Host {
     /// FRR, if the network has it.
     pub frr: Option<Frr>,
@@ -185,13 +185,11 @@ impl Host {
     }
 
     /// Its address in the underlay.
-    #[must_use]
     pub fn address(&self) -> String {
         self.underlay.address(self.number)
     }
 
     /// The file of a daemon whose network has [`VXLAN`] as its uplink, and a port with these keys for each of these guests.
-    #[must_use]
     pub fn file(&self, ports: &[(usize, &str)]) -> String {
         let mut text = format!("[network.lan]\nuplink = \"{VXLAN}\"\nmode = \"auto\"\n");
         if self.underlay.by_xdp {
@@ -202,7 +200,6 @@ impl Host {
     }
 
     /// The hardware address of [`NIC`].
-    #[must_use]
     pub fn nic_mac(&self) -> [u8; 6] {
         Underlay::mac(self.number)
     }
@@ -236,13 +233,11 @@ impl Host {
     }
 
     /// Starts a daemon with a [`file`](Self::file).
-    #[must_use]
     pub fn start_daemon(&self, serve: &Serve, text: &str) -> Daemon {
         Daemon::start_file(&self.netns, serve, &[VXLAN, NIC], text)
     }
 
     /// Adds a port with that name to the bridge, and opens what is at its other end.
-    #[must_use]
     pub fn add_port(&self, name: &str) -> PacketPort {
         let (mtu, guest) = (self.underlay.inner_mtu().to_string(), format!("{name}-guest"));
         let peer = ["type veth peer name", &guest, "mtu", &mtu];
@@ -259,7 +254,6 @@ impl Host {
     }
 
     /// Adds a port with that name to the bridge, and a Linux stack with this address (and prefix length) at its other end.
-    #[must_use]
     pub fn add_stack(&self, name: &str, address: &str) -> NetNs {
         let (mtu, stack) = (self.underlay.inner_mtu().to_string(), NetNs::new("stack"));
         let peer = ["type veth peer name eth0 mtu", &mtu, "netns", stack.name()];
@@ -301,7 +295,6 @@ impl Host {
     }
 
     /// Opens what is at the other end of a port for sending, with virtio-net headers; GSO packets remain whole.
-    #[must_use]
     pub fn open_gso_sender(&self, name: &str) -> PacketPort {
         let guest = format!("{name}-guest");
         let on = ["-K", &guest, "tx", "on", "tso", "on", "tx-udp-segmentation", "on"];
@@ -310,7 +303,6 @@ impl Host {
     }
 
     /// The entries of the bridge's forwarding database, a line each.
-    #[must_use]
     pub fn entries(&self) -> String {
         // Those that change while the kernel lists them may be missing.
         let list = || self.netns.output_of("bridge", &["fdb", "show", "br", BRIDGE]);
@@ -319,14 +311,12 @@ impl Host {
     }
 
     /// What is known of neighbours on the bridge, a line each.
-    #[must_use]
     pub fn neighbours(&self) -> String {
         self.netns.output_of("ip", &["neighbour", "show", "dev", BRIDGE])
     }
 
     /// The underlay address of the host where frames to this address go. That of the bridge's entry says whether it is
     /// elsewhere; that of the VXLAN device, which may be older, says where.
-    #[must_use]
     pub fn remote(&self, mac: [u8; 6]) -> Option<String> {
         let (entries, start) = (self.entries(), format!("{} dev {VXLAN} ", text(mac)));
         let mut its = entries.lines().filter_map(|line| line.strip_prefix(&start));
@@ -364,12 +354,12 @@ impl Host {
 }
 
 /// An address as commands have it.
-#[must_use]
 pub fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// Hosts of one network.
+#[must_use]
 pub struct Overlay {
     /// By number.
     pub hosts: Vec<Host>,
@@ -381,7 +371,6 @@ pub struct Overlay {
 
 impl Overlay {
     /// So many hosts, which know each other but no address of a guest.
-    #[must_use]
     pub fn new(underlay: Underlay, hosts: usize) -> Self {
         let overlay = Self::unconnected(underlay, hosts);
         for (host, other) in overlay.pairs() {
@@ -392,7 +381,6 @@ impl Overlay {
 
     /// The same, where each has a second link to the others by a second switch (`br1`), and its address by both, with
     /// equal routes.
-    #[must_use]
     pub fn with_two_links(underlay: Underlay, hosts: usize) -> Self {
         let overlay = Self::new(underlay, hosts);
         let fabric = &overlay.fabric;
@@ -461,7 +449,6 @@ impl Overlay {
     ///
     /// # Panics
     /// If FRR does not start.
-    #[must_use]
     pub fn with_frr(underlay: Underlay, hosts: usize) -> Self {
         Self::with_frr_timers(underlay, hosts, "60 180")
     }
@@ -471,7 +458,6 @@ impl Overlay {
     ///
     /// # Panics
     /// If FRR does not start.
-    #[must_use]
     pub fn with_frr_timers(underlay: Underlay, hosts: usize, timers: &str) -> Self {
         let mut overlay = Self::unconnected(underlay, hosts);
         let netns = NetNs::new("reflector");
@@ -532,7 +518,6 @@ impl Overlay {
     ///
     /// # Panics
     /// Only as namespaces do.
-    #[must_use]
     pub fn add_router(&self) -> (NetNs, String) {
         let (netns, underlay) = (NetNs::new("router"), self.hosts[0].underlay);
         underlay.connect(&self.fabric, &netns, ROUTER);
@@ -547,7 +532,6 @@ impl Overlay {
     }
 
     /// Sends frames to a host as they are, past the bridge of the fabric, which looks into them.
-    #[must_use]
     pub fn wire_to(&self, host: usize) -> PacketPort {
         PacketPort::open(&self.fabric, &format!("f{host}"))
     }
@@ -587,6 +571,7 @@ impl Overlay {
 }
 
 /// FRR's zebra and bgpd in a namespace.
+#[must_use]
 pub struct Frr {
     bgpd: Running,
     zebra: Running,
@@ -678,7 +663,6 @@ impl Frr {
     }
 
     /// What both have logged.
-    #[must_use]
     pub fn said(&self) -> String {
         self.zebra.said() + &self.bgpd.said()
     }
@@ -726,7 +710,6 @@ enum End {
 
 impl Station {
     /// A guest of a daemon.
-    #[must_use]
     pub fn guest(driver: Driver, guest: usize) -> Self {
         Self {
             mac: lan::mac(guest),
@@ -735,7 +718,6 @@ impl Station {
     }
 
     /// A guest of the kernel's, at a port of the bridge.
-    #[must_use]
     pub fn port(port: PacketPort, guest: usize) -> Self {
         Self {
             mac: lan::mac(guest),
@@ -747,7 +729,6 @@ impl Station {
     ///
     /// # Panics
     /// If it is not our daemon's, or refused.
-    #[must_use]
     pub fn resume(self, socket: &Path) -> Self {
         let End::Guest(guest) = self.end else {
             panic!("a port of the kernel's");
@@ -782,7 +763,6 @@ impl Station {
     }
 
     /// The next frame that it receives from a guest.
-    #[must_use]
     pub fn receive(&mut self, limit: Duration) -> Option<Vec<u8>> {
         let mut next = || match &mut self.end {
             End::Guest(guest) => guest.pairs[0].receive(limit).map(|got| got.frame),

@@ -5,6 +5,7 @@
 //! was on the wire.
 #![allow(unsafe_code)]
 
+use crate::assert_soon;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,6 +28,7 @@ const WAITING_BYTES: libc::c_int = 64 << 20;
 
 /// A packet socket on one interface: what is sent goes out of it, what is read came in by it.
 #[derive(Debug)]
+#[must_use]
 pub struct PacketPort {
     fd: OwnedFd,
 }
@@ -42,7 +44,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If there is no such interface.
-    #[must_use]
     pub fn open(netns: &NetNs, interface: &str) -> Self {
         let fd = netns.enter(|| open_socket(interface, libc::ETH_P_ALL));
         Self {
@@ -54,7 +55,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If there is no such interface.
-    #[must_use]
     pub fn open_here(interface: &str) -> Self {
         let fd = open_socket(interface, 0);
         Self {
@@ -68,7 +68,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If there is no such interface.
-    #[must_use]
     pub fn open_with_header(netns: &NetNs, interface: &str) -> Self {
         netns.enter(|| Self::here_with_header(interface))
     }
@@ -78,7 +77,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If there is no far end.
-    #[must_use]
     pub fn open_gso_sender(veth: &VethPair) -> Self {
         let wire = VethPair::WIRE;
         let on = ["-K", wire, "tx", "on", "tso", "on", "tx-udp-segmentation", "on"];
@@ -90,7 +88,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If there is no such interface.
-    #[must_use]
     pub fn here_with_header(interface: &str) -> Self {
         // No protocol: nothing is received, and what is sent passes no tap of ours.
         let fd = open_socket(interface, 0);
@@ -104,7 +101,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If there is no such interface.
-    #[must_use]
     pub fn open_to_read_with_header(netns: &NetNs, interface: &str) -> Self {
         let port = Self::open(netns, interface);
         set(&port.fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1).expect("every kernel has it");
@@ -134,7 +130,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// If the interface is gone.
-    #[must_use]
     pub fn receive(&self, limit: Duration) -> Option<Vec<u8>> {
         self.receive_with_status(limit).map(|(frame, _)| frame)
     }
@@ -161,7 +156,6 @@ impl PacketPort {
     ///
     /// # Panics
     /// As [`receive`](Self::receive).
-    #[must_use]
     pub fn receive_with_status(&self, limit: Duration) -> Option<(Vec<u8>, u32)> {
         let deadline = Instant::now() + limit;
         loop {
@@ -239,13 +233,9 @@ impl PacketPort {
 /// If they never come.
 #[track_caller]
 pub fn await_delivered(veth: &VethPair, frames: u64) {
-    let received = || veth.received_by_nic() >= frames;
-    assert!(wait::until(wait::SOON, received), "the NIC takes what is sent");
+    assert_soon!(veth.received_by_nic() >= frames, "the NIC takes what is sent");
     // Where the driver has no program, a veth counts a frame before a CPU's backlog has it.
-    assert!(
-        wait::until(wait::SOON, backlogs_are_empty),
-        "frames stay in a backlog"
-    );
+    assert_soon!(backlogs_are_empty(), "frames stay in a backlog");
     // A softirq counts frames, or takes them from the backlog, before it gives the last ones to a socket (veth_poll,
     // drivers/net/veth.c). Closing a packet socket takes until all softirqs that run now have ended: it waits for RCU
     // (packet_release, net/packet/af_packet.c).

@@ -47,7 +47,6 @@ pub enum Need {
 ///
 /// # Panics
 /// If something is missing and `REQUIRE_PRIV=1`.
-#[must_use]
 pub fn have(needs: &[Need]) -> bool {
     let Some(reason) = needs.iter().find_map(|&need| missing(need)) else {
         return true;

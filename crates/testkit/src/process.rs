@@ -17,9 +17,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{ioctl_fionread, read, retry_on_intr};
 use rustix::process::{Pid, Signal};
 
-use crate::wait;
+use crate::{procfs, wait};
 
 /// A child process, ended on drop: SIGKILL if nothing gentler was asked for.
+#[must_use]
 pub struct Running {
     name: String,
     child: Child,
@@ -74,7 +75,6 @@ impl Running {
     }
 
     /// Its process number.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -83,7 +83,6 @@ impl Running {
     ///
     /// # Panics
     /// If a reader panicked.
-    #[must_use]
     pub fn said(&self) -> String {
         let mut said = String::new();
         // Of what prints without end it is all until then.
@@ -171,11 +170,7 @@ impl Running {
 
     /// How often its first thread has given up its CPU by itself.
     fn sleeps(&self) -> u64 {
-        let status =
-            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it was not waited for");
-        let mut lines = status.lines();
-        let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        count.expect("a line for it").trim().parse().expect("a number")
+        procfs::number(self.pid(), "voluntary_ctxt_switches")
     }
 
     /// Writes to its standard input.
@@ -244,8 +239,17 @@ impl Outputs {
 pub fn assert_complaint(status: ExitStatus, said: &str, words: &[&str]) {
     assert!(!status.success(), "it should have failed: {said}");
     assert_eq!(said.trim_end().lines().count(), 1, "one line, and not: {said}");
+    assert_has(said, words);
+}
+
+/// Asserts that a text has all of `words`.
+///
+/// # Panics
+/// If it has not.
+#[track_caller]
+pub fn assert_has(text: &str, words: &[&str]) {
     for word in words {
-        assert!(said.contains(word), "{word:?} is missing in: {said}");
+        assert!(text.contains(word), "{word:?} is missing in: {text}");
     }
 }
 
@@ -253,7 +257,6 @@ pub fn assert_complaint(status: ExitStatus, said: &str, words: &[&str]) {
 ///
 /// # Panics
 /// If it fails; with what it said.
-#[must_use]
 pub fn output_of(program: &str, args: &[&str]) -> String {
     let output = Command::new(program)
         .args(args)

@@ -13,7 +13,6 @@ use crate::process::{output_of, run};
 ///
 /// # Panics
 /// If it does not build.
-#[must_use]
 pub fn daemon() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| match std::env::var_os("VHOST_AF_XDP_BIN") {
@@ -29,7 +28,6 @@ pub fn daemon() -> &'static Path {
 ///
 /// # Panics
 /// As [`daemon`].
-#[must_use]
 pub fn gateway() -> PathBuf {
     daemon().with_file_name(GATEWAY)
 }
@@ -43,7 +41,6 @@ const GATEWAY: &str = "vhost-af-xdp-gateway";
 ///
 /// # Panics
 /// If it cannot be placed there.
-#[must_use]
 pub fn daemon_in(dir: &Path) -> PathBuf {
     let place = |original: &Path| {
         let placed = dir.join(original.file_name().expect("a file"));
@@ -66,7 +63,6 @@ pub fn daemon_in(dir: &Path) -> PathBuf {
 ///
 /// # Panics
 /// If it does not build.
-#[must_use]
 pub fn steward() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", "vhost-af-xdp-steward", &[]))
@@ -76,7 +72,6 @@ pub fn steward() -> &'static Path {
 ///
 /// # Panics
 /// If it does not build.
-#[must_use]
 pub fn bench() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", "bench"))
@@ -86,7 +81,6 @@ pub fn bench() -> &'static Path {
 ///
 /// # Panics
 /// If there is none.
-#[must_use]
 pub fn json_of(said: &str) -> Value {
     let line = said.lines().find(|line| line.starts_with('{'));
     let line = line.unwrap_or_else(|| panic!("no JSON in {said}"));
@@ -97,7 +91,6 @@ pub fn json_of(said: &str) -> Value {
 ///
 /// # Panics
 /// If there is no such row.
-#[must_use]
 pub fn row(said: &str, name: &str) -> String {
     let blank = ['│', ' '];
     let mut lines = said.lines().map(|line| line.trim_matches(blank));
@@ -110,7 +103,6 @@ pub fn row(said: &str, name: &str) -> String {
 ///
 /// # Panics
 /// If it does not build.
-#[must_use]
 pub fn top() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-top", "top"))
@@ -121,7 +113,6 @@ pub fn top() -> &'static Path {
 ///
 /// # Panics
 /// If they do not build.
-#[must_use]
 pub fn of_kubernetes() -> [PathBuf; 2] {
     [
         sibling_or_built("vhost-af-xdp-dra", "dra-driver"),
@@ -140,7 +131,6 @@ fn sibling_or_built(name: &str, package: &str) -> PathBuf {
 ///
 /// # Panics
 /// If it does not build.
-#[must_use]
 pub fn manual() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| named_or_built("MANUAL_BIN", "manual", &[]))
@@ -151,7 +141,6 @@ pub fn manual() -> &'static Path {
 ///
 /// # Panics
 /// If it does not build.
-#[must_use]
 pub fn sandbox_attempt() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let example = ["--example", "sandbox_attempt"];

@@ -27,7 +27,6 @@ impl Qmp {
     ///
     /// # Panics
     /// If no QEMU answers there.
-    #[must_use]
     pub fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         stream.set_read_timeout(Some(2 * wait::SOON)).expect("not zero");

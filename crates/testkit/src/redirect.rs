@@ -8,6 +8,7 @@ use libbpf_rs::libbpf_sys as sys;
 use crate::bpf;
 
 /// The program on an interface; detached when dropped.
+#[must_use]
 pub struct Redirect {
     map: OwnedFd,
     _program: OwnedFd,

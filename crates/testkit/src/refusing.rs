@@ -47,6 +47,7 @@ struct Seen {
 }
 
 /// See the module's head.
+#[must_use]
 pub struct Refusing {
     seen: Arc<Mutex<Seen>>,
     threads: Vec<JoinHandle<()>>,
@@ -92,7 +93,6 @@ impl Refusing {
     ///
     /// # Panics
     /// If an answer panicked.
-    #[must_use]
     pub fn counts(&self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.seen.lock().expect("no panic").counts)
     }

@@ -11,6 +11,7 @@ use crate::{
 };
 
 /// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
+#[must_use]
 pub struct Rig {
     /// The guest.
     pub driver: Driver,
@@ -24,14 +25,12 @@ pub struct Rig {
 
 impl Rig {
     /// One queue pair, MTU 1500.
-    #[must_use]
     pub fn new(placement: Placement, mode: Mode) -> Self {
         let serve = Serve::interface(VethPair::NIC).placement(placement).mode(mode);
         Self::with(VethPair::new(), &serve, &DriverConfig::default())
     }
 
     /// Its fields.
-    #[must_use]
     pub fn into_parts(self) -> (Driver, Daemon, PacketPort, VethPair) {
         (self.driver, self.daemon, self.wire, self.veth)
     }
@@ -40,7 +39,6 @@ impl Rig {
     ///
     /// # Panics
     /// If the daemon does not start, or refuses the guest.
-    #[must_use]
     pub fn with(veth: VethPair, serve: &Serve, config: &DriverConfig) -> Self {
         let daemon = Daemon::start(&veth.near, serve);
         Self::around(veth, daemon, config)
@@ -50,14 +48,12 @@ impl Rig {
     ///
     /// # Panics
     /// If the daemon refuses the guest.
-    #[must_use]
     pub fn around(veth: VethPair, daemon: Daemon, config: &DriverConfig) -> Self {
         let driver = connect(&daemon, config);
         Self::of(veth, daemon, driver)
     }
 
     /// Of a daemon and its guest.
-    #[must_use]
     pub fn of(veth: VethPair, daemon: Daemon, driver: Driver) -> Self {
         Self {
             driver,
@@ -71,7 +67,6 @@ impl Rig {
     ///
     /// # Panics
     /// As [`Traffic::end`].
-    #[must_use]
     pub fn after(traffic: Traffic, daemon: Daemon, veth: VethPair) -> Self {
         let (driver, wire) = traffic.end();
         Self {
@@ -83,7 +78,6 @@ impl Rig {
     }
 
     /// What `exchange` makes of the guest takes its place; the rest stays.
-    #[must_use]
     pub fn exchange(self, exchange: impl FnOnce(Driver, &Daemon) -> Driver) -> Self {
         let Self {
             driver,
@@ -103,7 +97,6 @@ impl Rig {
     ///
     /// # Panics
     /// If the daemon refuses it.
-    #[must_use]
     pub fn next_guest(self) -> Self {
         self.next_guest_with(&DriverConfig::default())
     }
@@ -112,7 +105,6 @@ impl Rig {
     ///
     /// # Panics
     /// If the daemon refuses it.
-    #[must_use]
     pub fn next_guest_with(self, config: &DriverConfig) -> Self {
         self.exchange(|driver, daemon| {
             drop(driver);

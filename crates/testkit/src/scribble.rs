@@ -71,7 +71,6 @@ fn mapped(shared: &Shared, packed: bool) -> GuestRam {
 ///
 /// # Panics
 /// If the back end does not answer, or refuses what does not depend on those bytes.
-#[must_use]
 pub fn session(socket: &Path, (offloads, packed): (u64, bool), frame: &[u8], number: usize) -> bool {
     let mut shared = Shared::new(packed);
     shared.set_frame(frame);

@@ -9,7 +9,6 @@ const TIMES: &str = "VHOST_AF_XDP_SOAK";
 ///
 /// # Panics
 /// If `VHOST_AF_XDP_SOAK` is not a number.
-#[must_use]
 pub fn count(short: usize, long: usize) -> usize {
     match times() {
         0 => short,
@@ -22,7 +21,6 @@ pub fn count(short: usize, long: usize) -> usize {
 ///
 /// # Panics
 /// As [`count`].
-#[must_use]
 pub fn leaves_out(chosen: bool) -> bool {
     let is_left_out = !chosen && times() == 0;
     if is_left_out {

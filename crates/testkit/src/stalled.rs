@@ -57,6 +57,7 @@ fn serve(program: &Path, bytes: u64, how: &[&str]) -> (Running, String) {
 }
 
 /// A file that never answers, not even that it is closed. On drop the server goes first: then nothing waits for it.
+#[must_use]
 pub struct SilentFile {
     server: Running,
     /// Open for reading and writing.
@@ -68,7 +69,6 @@ impl SilentFile {
     ///
     /// # Panics
     /// If there is no FUSE.
-    #[must_use]
     pub fn new(bytes: u64) -> Self {
         let (mut server, path) = serve(program::stalled(), bytes, &[]);
         let file = File::options().read(true).write(true).open(path);
@@ -95,6 +95,7 @@ impl SilentFile {
 /// A file that is opened and closed like any other until something was written to it. From Linux 6.16 on, which makes
 /// no copies of such pages, whoever closes it then waits for its server, which does not take them: until this is
 /// dropped.
+#[must_use]
 pub struct LateFile {
     _server: Running,
     path: String,
@@ -105,7 +106,6 @@ impl LateFile {
     ///
     /// # Panics
     /// If there is no FUSE.
-    #[must_use]
     pub fn new(bytes: u64) -> Self {
         let (server, path) = serve(program::stalled(), bytes, &["late"]);
         Self {
@@ -118,7 +118,6 @@ impl LateFile {
     ///
     /// # Panics
     /// If it is closed by somebody, who waits.
-    #[must_use]
     pub fn open(&self) -> File {
         let file = File::options().read(true).write(true).open(&self.path);
         file.expect("it is served")
@@ -127,6 +126,7 @@ impl LateFile {
 
 /// A process whose write to a tap device does not end: what it writes is in such a file. On drop the server goes first,
 /// and the write ends.
+#[must_use]
 pub struct StuckWrite {
     _server: Running,
     _writer: Running,
@@ -137,7 +137,6 @@ impl StuckWrite {
     ///
     /// # Panics
     /// If there is no FUSE.
-    #[must_use]
     pub fn begin(tap: &File) -> Self {
         let program = program::stalled();
         let (mut server, file) = serve(program, 4096, &[]);
@@ -155,6 +154,7 @@ impl StuckWrite {
 }
 
 /// See the module's head. On drop the server goes first: then nothing waits for it any longer.
+#[must_use]
 pub struct Stalled {
     server: Running,
     vmm: Running,
@@ -166,7 +166,6 @@ impl Stalled {
     ///
     /// # Panics
     /// If one does not start.
-    #[must_use]
     pub fn new(program: &str, role: Role, socket: &Path) -> Self {
         let (server, file) = serve(Path::new(program), role.bytes(), &[]);
         let mut command = Command::new(program);
@@ -208,7 +207,6 @@ impl Stalled {
     ///
     /// # Panics
     /// If a line of it is not understood.
-    #[must_use]
     pub fn asked_by_others(&self) -> Vec<String> {
         let said = self.server.said();
         let asked = said.lines().filter_map(|line| line.strip_prefix("asked "));

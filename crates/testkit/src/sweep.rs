@@ -19,7 +19,6 @@ pub const DIRECTORIES: &str = "/tmp";
 const NAMESPACES: &str = "/run/netns";
 
 /// What names of this process begin with.
-#[must_use]
 pub fn prefix() -> String {
     format!("vax-{}-", std::process::id())
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tempfile::TempDir;
 
 use crate::directory::private_dir;
-use crate::{NetNs, Running, cgroup, program, sweep, wait};
+use crate::{NetNs, Running, cgroup, procfs, program, sweep, wait};
 
 /// Where Debian has it.
 pub(crate) const PROGRAM: &str = "/lib/systemd/systemd";
@@ -67,6 +67,7 @@ exec env -i container=vax PATH="$PATH" SYSTEMD_UNIT_PATH=/run/units SYSTEMD_GENE
     /lib/systemd/systemd --system --unit=test.target --show-status=no </dev/null"#;
 
 /// A running systemd. Ended on drop, with its services.
+#[must_use]
 pub struct Systemd {
     running: Running,
     cgroup: PathBuf,
@@ -78,7 +79,6 @@ impl Systemd {
     ///
     /// # Panics
     /// If it does not.
-    #[must_use]
     pub fn start(netns: &NetNs) -> Self {
         Self::start_with(netns, &[])
     }
@@ -87,7 +87,6 @@ impl Systemd {
     ///
     /// # Panics
     /// If it does not.
-    #[must_use]
     pub fn start_with(netns: &NetNs, shared: &[&Path]) -> Self {
         let units = units();
         static SERIAL: AtomicU32 = AtomicU32::new(0);
@@ -140,7 +139,6 @@ impl Systemd {
     ///
     /// # Panics
     /// If there is no nsenter(1).
-    #[must_use]
     pub fn try_run(&self, command: &[&str]) -> Output {
         let mut inside = self.command();
         inside.args(command).output().expect("nsenter is installed")
@@ -150,7 +148,6 @@ impl Systemd {
     ///
     /// # Panics
     /// If it has ended.
-    #[must_use]
     pub fn command(&self) -> Command {
         let first = self.first().expect("it runs").to_string();
         let mut command = Command::new("nsenter");
@@ -162,7 +159,6 @@ impl Systemd {
     ///
     /// # Panics
     /// If it is not refused, but goes wrong.
-    #[must_use]
     pub fn may_connect(&self, as_whom: &[&str], socket: &str) -> bool {
         let connect =
             "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); exit !connect(S, sockaddr_un($ARGV[0]))";
@@ -193,13 +189,11 @@ impl Systemd {
     }
 
     /// What services have written.
-    #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.path(LOG)).unwrap_or_default()
     }
 
     /// A path of its, seen from here.
-    #[must_use]
     pub fn path(&self, inside: &str) -> PathBuf {
         self.root().join(inside.trim_start_matches('/'))
     }
@@ -210,9 +204,7 @@ impl Systemd {
 
     /// The number that its first process has here.
     fn first(&self) -> Option<u32> {
-        let outer = self.running.pid();
-        let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok()
+        procfs::children(self.running.pid()).first().copied()
     }
 }
 

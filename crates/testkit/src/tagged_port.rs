@@ -9,6 +9,7 @@ use libbpf_rs::libbpf_sys as sys;
 use crate::{NetNs, PacketPort, bpf};
 
 /// Its frames are tagged, for as long as it lives; those of other sockets are not.
+#[must_use]
 pub struct TaggedPort {
     port: PacketPort,
     _link: OwnedFd,
@@ -19,7 +20,6 @@ impl TaggedPort {
     ///
     /// # Panics
     /// If the kernel refuses it, for want of tcx (Linux 6.6) for example.
-    #[must_use]
     pub fn on((netns, interface): (&NetNs, &str), kind: u16, vlan: u8) -> Self {
         let program = bpf::load_tagger(kind, vlan).expect("a program that tags");
         let index = netns.index_of(interface);
@@ -44,7 +44,6 @@ impl TaggedPort {
     }
 
     /// What sends them.
-    #[must_use]
     pub fn port(&self) -> &PacketPort {
         &self.port
     }

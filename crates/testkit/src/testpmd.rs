@@ -46,6 +46,7 @@ impl Drop for Memory {
 }
 
 /// A running testpmd. Asked to end on drop, and killed if it does not.
+#[must_use]
 pub struct Testpmd {
     running: Running,
     runtime: PathBuf,
@@ -58,7 +59,6 @@ impl Testpmd {
     ///
     /// # Panics
     /// If it does not come up.
-    #[must_use]
     pub fn start(socket: &Path, options: &str, mode: &str) -> Self {
         let memory = Memory::new();
         let prefix = format!("vax-test-{}", std::process::id());

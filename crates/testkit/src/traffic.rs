@@ -27,7 +27,6 @@ pub struct Flow {
 
 impl Flow {
     /// Numbers that arrived more than once.
-    #[must_use]
     pub fn repeated(&self) -> Vec<u32> {
         let mut seen = HashSet::new();
         let again = |&(number, _): &(u32, Instant)| (!seen.insert(number)).then_some(number);
@@ -40,14 +39,12 @@ impl Flow {
     }
 
     /// How many never arrived.
-    #[must_use]
     pub fn lost(&self) -> usize {
         let arrived: HashSet<_> = self.arrived.iter().map(|&(number, _)| number).collect();
         self.sent.len() - arrived.len()
     }
 
     /// Of those that were sent between `from` and `to`, how many never arrived.
-    #[must_use]
     pub fn lost_of(&self, from: Instant, to: Instant) -> usize {
         let arrived: HashSet<_> = self.arrived.iter().map(|&(number, _)| number).collect();
         let sent = (0..).zip(&self.sent);
@@ -56,20 +53,17 @@ impl Flow {
     }
 
     /// How many arrived after `since`.
-    #[must_use]
     pub fn arrived_since(&self, since: Instant) -> usize {
         self.arrived.iter().filter(|&&(_, at)| at > since).count()
     }
 
     /// How long after `since` the first one arrived.
-    #[must_use]
     pub fn first_after(&self, since: Instant) -> Option<Duration> {
         let later = |&(_, at): &(u32, Instant)| at.checked_duration_since(since);
         self.arrived.iter().find_map(later)
     }
 
     /// The longest time without an arrival, of those that touch the time between `from` and `to`.
-    #[must_use]
     pub fn longest_gap(&self, from: Instant, to: Instant) -> Duration {
         let gaps = self.arrived.windows(2).map(|pair| (pair[0].1, pair[1].1));
         let touching = gaps.filter(|&(begun, ended)| ended >= from && begun <= to);
@@ -81,6 +75,7 @@ impl Flow {
 }
 
 /// Frames under way. Ended on drop.
+#[must_use]
 pub struct Traffic {
     guest: Arc<Mutex<Option<Driver>>>,
     stop: Arc<AtomicBool>,
@@ -97,14 +92,12 @@ struct Flows {
 
 impl Traffic {
     /// Starts it, a frame each `pace` in both directions. The guest must have receive buffers posted.
-    #[must_use]
     pub fn start(guest: Driver, wire: PacketPort, pace: Duration) -> Self {
         Self::start_within(guest, wire, pace, usize::MAX)
     }
 
     /// The same, with no more than `window` frames to the guest that have not arrived: each one that is lost is one
     /// less under way, for good.
-    #[must_use]
     pub fn start_within(guest: Driver, wire: PacketPort, pace: Duration, window: usize) -> Self {
         let mut traffic = Self {
             guest: Arc::new(Mutex::new(Some(guest))),
@@ -197,7 +190,6 @@ impl Traffic {
     ///
     /// # Panics
     /// If the guest is gone, or a thread of the traffic panicked.
-    #[must_use]
     pub fn end(mut self) -> (Driver, PacketPort) {
         self.join();
         let guest = locked(&self.guest).take().expect("a guest");
@@ -217,7 +209,6 @@ impl Traffic {
     }
 
     /// How long after `since` the first frame arrived: in the guest, and on the wire.
-    #[must_use]
     pub fn first_after(&self, since: Instant) -> Option<[Duration; 2]> {
         Some([
             locked(&self.flows.to_guest).first_after(since)?,
@@ -226,7 +217,6 @@ impl Traffic {
     }
 
     /// The same two directions, so far.
-    #[must_use]
     pub fn flows(&self) -> [Flow; 2] {
         [
             locked(&self.flows.to_guest).clone(),

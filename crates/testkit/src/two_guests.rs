@@ -1,9 +1,11 @@
 //! Two guests in one process, one of which lies.
 
+use crate::assert_soon;
 use crate::daemon::Placement;
 use crate::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, wait};
 
 /// Two guests of one daemon, each on a queue of its own of a veth pair.
+#[must_use]
 pub struct TwoGuests {
     /// The one that does wrong, on port 0.
     pub liar: Driver,
@@ -22,7 +24,6 @@ impl TwoGuests {
     ///
     /// # Panics
     /// If the daemon does not start, or refuses one.
-    #[must_use]
     pub fn new(placement: Placement, config: &DriverConfig) -> Self {
         let veth = VethPair::with(2, 1500);
         let serve = Serve::interface(VethPair::NIC).placement(placement);
@@ -73,10 +74,7 @@ impl TwoGuests {
             port["last_closed"]["reason"] == reason
         });
         let told = |daemon: &Daemon| daemon.said().lines().filter(|line| line.contains(reason)).count();
-        assert!(
-            wait::until(wait::SOON, || told(&self.daemon) > 0),
-            "the log does not say why"
-        );
+        assert_soon!(told(&self.daemon) > 0, "the log does not say why");
         self.assert_honest_guest_sends();
         let mut again = Driver::connect(&self.daemon.path("port0.sock"), config).expect("it may come back");
         assert_eq!(told(&self.daemon), 1, "said once: {}", self.daemon.said());

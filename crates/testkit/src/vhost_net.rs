@@ -59,6 +59,7 @@ struct Addresses {
 }
 
 /// A queue pair that vhost-net serves.
+#[must_use]
 pub struct VhostNet {
     vhost: File,
     tap: File,

@@ -71,13 +71,11 @@ pub enum Act<'a> {
 }
 
 /// The bytes of these numbers, as they go into a message.
-#[must_use]
 pub fn longs<const N: usize>(longs: [u64; N]) -> Vec<u8> {
     longs.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
 /// As [`longs`].
-#[must_use]
 pub fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
@@ -86,7 +84,6 @@ pub fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
 ///
 /// # Panics
 /// If it cannot be made.
-#[must_use]
 pub fn memory(bytes: u64) -> OwnedFd {
     let file = memfd_create("shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
     ftruncate(&file, bytes).expect("room");
@@ -97,7 +94,6 @@ pub fn memory(bytes: u64) -> OwnedFd {
 ///
 /// # Panics
 /// If none is left.
-#[must_use]
 pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor is left")
 }
@@ -107,7 +103,6 @@ impl Shared {
     ///
     /// # Panics
     /// If they cannot be made.
-    #[must_use]
     pub fn new(packed: bool) -> Self {
         let files = [RAM, LOG, inflight_bytes(packed)].map(memory);
         Self::of(files, packed)
@@ -117,7 +112,6 @@ impl Shared {
     ///
     /// # Panics
     /// If it takes none.
-    #[must_use]
     pub fn of([ram, log, inflight]: [OwnedFd; 3], packed: bool) -> Self {
         let shared = Self::as_they_are([ram, log, inflight], packed);
         shared.lay_out();
@@ -128,7 +122,6 @@ impl Shared {
     ///
     /// # Panics
     /// If no descriptor is left.
-    #[must_use]
     pub fn as_they_are([ram, log, inflight]: [OwnedFd; 3], packed: bool) -> Self {
         Self {
             ram,
@@ -144,7 +137,6 @@ impl Shared {
     }
 
     /// The files: guest memory, log, inflight.
-    #[must_use]
     pub fn files(&self) -> [&OwnedFd; 3] {
         [&self.ram, &self.log, &self.inflight]
     }
@@ -210,7 +202,6 @@ impl Shared {
     }
 
     /// How many receive buffers of a split ring the device has used.
-    #[must_use]
     pub fn received(&self) -> u16 {
         let mut bytes = [0; 2];
         let _ = rustix::io::pread(&self.ram, &mut bytes, rings(0)[2] + 2);
@@ -248,7 +239,6 @@ impl Shared {
     }
 
     /// A whole session.
-    #[must_use]
     pub fn session(&self) -> Vec<Act<'_>> {
         let mut acts = self.greeting();
         acts.push(Act::Say(
@@ -298,7 +288,6 @@ impl Shared {
     }
 
     /// As far as the features.
-    #[must_use]
     pub fn greeting(&self) -> Vec<Act<'_>> {
         let protocol = Protocol::MQ
             | Protocol::REPLY_ACK
@@ -342,7 +331,6 @@ impl Shared {
 ///
 /// # Panics
 /// Never.
-#[must_use]
 pub fn inflight_bytes(packed: bool) -> u64 {
     let shape = InflightShape {
         queues: 2,
@@ -353,7 +341,6 @@ pub fn inflight_bytes(packed: bool) -> u64 {
 }
 
 /// What GET_INFLIGHT_FD and SET_INFLIGHT_FD carry.
-#[must_use]
 pub fn inflight(bytes: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
     [
         longs([bytes, offset]),
@@ -363,7 +350,6 @@ pub fn inflight(bytes: u64, offset: u64, queues: u16, size: u16) -> Vec<u8> {
 }
 
 /// What SET_MEM_TABLE carries, for regions of (guest address, length, offset in the file).
-#[must_use]
 pub fn table(regions: &[(u64, u64, u64)]) -> Vec<u8> {
     let count = u32::try_from(regions.len()).expect("few");
     let entry =
@@ -372,6 +358,7 @@ pub fn table(regions: &[(u64, u64, u64)]) -> Vec<u8> {
 }
 
 /// A connection.
+#[must_use]
 pub struct Vmm {
     socket: UnixStream,
 }
@@ -381,7 +368,6 @@ impl Vmm {
     ///
     /// # Panics
     /// If nobody listens.
-    #[must_use]
     pub fn connect(path: &Path) -> Self {
         let socket = driver::connect(path);
         // Against a back end that never answers.
@@ -390,7 +376,6 @@ impl Vmm {
     }
 
     /// The connection.
-    #[must_use]
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
@@ -440,7 +425,6 @@ impl Vmm {
     ///
     /// # Panics
     /// If the back end neither answers nor ends the connection.
-    #[must_use]
     pub fn says(&self, request: FrontendReq, payload: &[u8], files: &[BorrowedFd<'_>]) -> bool {
         let answer = message::try_send(&self.socket, request, payload, files)
             .and_then(|()| message::try_receive(&self.socket));

@@ -20,17 +20,27 @@ pub fn until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     until_some(limit, || condition().then_some(())).is_some()
 }
 
+/// Asserts that an expression becomes true: it is evaluated until it is. Further arguments are those of [`assert!`].
+#[macro_export]
+macro_rules! assert_soon {
+    ($holds:expr $(, $($message:tt)*)?) => {
+        assert!($crate::wait::until($crate::wait::SOON, || $holds), $($($message)*)?)
+    };
+}
+
 /// Polls until there is a value; `None` if there is none within `limit`.
 pub fn until_some<T>(limit: Duration, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + limit;
+    let begun = Instant::now();
     loop {
         if let Some(value) = poll() {
             return Some(value);
         }
-        if Instant::now() > deadline {
+        let waited = begun.elapsed();
+        if waited > limit {
             return None;
         }
-        thread::sleep(Duration::from_millis(5));
+        // The longer it takes the less often: looks take CPU time, most of all those that start a program.
+        thread::sleep((waited / 8).clamp(Duration::from_millis(2), Duration::from_millis(100)));
     }
 }
 
@@ -40,6 +50,7 @@ pub fn a_moment() {
 }
 
 /// Raises a flag when it goes, also when a test fails.
+#[must_use]
 pub struct Raised<'a>(pub &'a AtomicBool);
 
 impl Drop for Raised<'_> {

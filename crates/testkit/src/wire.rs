@@ -38,7 +38,6 @@ pub enum Wire {
 
 impl Wire {
     /// Of `veth`, or `[NAME/]DRIVER=ADDRESS,ADDRESS[,NODE]`.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         if text == "veth" {
             return Some(Self::Veth);
@@ -63,7 +62,6 @@ impl Wire {
     }
 
     /// What it is called.
-    #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Self::Nics { name: Some(name), .. } => name,
@@ -73,19 +71,16 @@ impl Wire {
 
     /// Whether its NICs are devices of a daemon outside this machine: then what a daemon inside makes of them is the
     /// raw benchmarks.
-    #[must_use]
     pub fn is_served(&self) -> bool {
         matches!(self, Self::Nics { name: Some(_), .. })
     }
 
     /// Whether it is of the rig's own driver (tests/nic), which has all that the kernel knows of.
-    #[must_use]
     pub fn is_the_rigs(&self) -> bool {
         self.driver() == "rig_nic"
     }
 
     /// Driver of the daemon's NIC.
-    #[must_use]
     pub fn driver(&self) -> &str {
         match self {
             Self::Veth => "veth",
@@ -94,7 +89,6 @@ impl Wire {
     }
 
     /// NUMA node of the daemon's NIC, if it is on one.
-    #[must_use]
     pub fn node(&self) -> Option<u64> {
         match self {
             Self::Veth => None,
@@ -106,7 +100,6 @@ impl Wire {
     ///
     /// # Panics
     /// If an interface is missing, or is another driver's.
-    #[must_use]
     pub fn lay(&self) -> VethPair {
         match self {
             Self::Veth => VethPair::new(),
@@ -117,7 +110,6 @@ impl Wire {
     }
 
     /// Whether the daemon's NIC can have a queue beside the one that all frames come to.
-    #[must_use]
     pub fn has_a_queue_to_spare(&self) -> bool {
         matches!(self.driver(), "veth" | "igb" | "rig_nic")
     }
@@ -127,7 +119,6 @@ impl Wire {
     ///
     /// # Panics
     /// If it cannot be so.
-    #[must_use]
     pub fn lay_with_a_queue_to_spare(&self) -> VethPair {
         assert!(self.has_a_queue_to_spare(), "{}", self.driver());
         let nic = VethPair::NIC;

@@ -38,7 +38,6 @@ pub struct Setting<'a> {
 
 impl Setting<'_> {
     /// The daemon listens; one queue pair.
-    #[must_use]
     pub fn new(placement: Placement) -> Self {
         Self {
             placement,
@@ -51,6 +50,7 @@ impl Setting<'_> {
 }
 
 /// All of it. Fields are dropped in this order: the guest goes first, the namespaces last.
+#[must_use]
 pub struct World {
     /// The guest.
     pub guest: Guest,
@@ -67,7 +67,6 @@ impl World {
     ///
     /// # Panics
     /// If something does not start.
-    #[must_use]
     pub fn new(setting: Setting<'_>) -> Self {
         let veth = VethPair::with(setting.queues, 1500);
         give_address(&veth);
@@ -111,7 +110,6 @@ impl World {
     }
 
     /// An iperf3 that listens on the far end.
-    #[must_use]
     pub fn iperf_server(&self) -> Running {
         iperf_server(&self.veth.far)
     }
@@ -135,7 +133,6 @@ pub fn await_placement(daemon: &Daemon) {
 }
 
 /// An iperf3 that listens in a namespace.
-#[must_use]
 pub fn iperf_server(netns: &NetNs) -> Running {
     let mut command = netns.command("iperf3");
     command.args(["-s", "-p", "5201", "--forceflush"]);
@@ -170,7 +167,6 @@ pub fn assert_stream(guest: &Guest, to: &str, direction: &str) {
 ///
 /// # Panics
 /// If it is none.
-#[must_use]
 pub fn received_bytes(report: &str, sum: &str) -> u64 {
     let json: serde_json::Value =
         serde_json::from_str(report).unwrap_or_else(|_| panic!("no JSON: {report}"));
@@ -183,7 +179,6 @@ pub fn received_bytes(report: &str, sum: &str) -> u64 {
 ///
 /// # Panics
 /// If there are none.
-#[must_use]
 pub fn features(port: &serde_json::Value) -> u64 {
     let digits = port["features"].as_str().and_then(|text| text.strip_prefix("0x"));
     let features = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Daemon, Serve, lessor_for, private_dir, serving};
 use crate::lessor::Lessor;
-use crate::{NetNs, Running, program, wait};
+use crate::{NetNs, Running, procfs, program, wait};
 
 /// In a file's text: the directory of its sockets.
 pub const DIR: &str = "@DIR@";
@@ -18,7 +18,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If it ends.
-    #[must_use]
     pub fn start_file(netns: &NetNs, serve: &Serve, interfaces: &[&str], text: &str) -> Self {
         let dir = private_dir();
         let lessor = lessor_for(netns, &dir, serve, interfaces);
@@ -82,7 +81,6 @@ impl Daemon {
     }
 
     /// What `status` tells of a port by its name.
-    #[must_use]
     pub fn port_named(&self, name: &str) -> Option<Value> {
         let status = self.status();
         let ports = status["ports"].as_array()?;
@@ -95,8 +93,10 @@ impl Daemon {
     /// If there is none.
     pub fn helper(&mut self) -> u32 {
         let pid = self.process().pid();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
-        children.trim().parse().expect("one child")
+        let [helper] = procfs::children(pid)[..] else {
+            panic!("one child, and not {:?}", procfs::children(pid))
+        };
+        helper
     }
 }
 

@@ -23,6 +23,7 @@ pub use crate::program::{daemon as binary, sandbox_attempt};
 use crate::{Lessor, NetNs, Running, wait};
 
 /// A running `vhost-af-xdp serve`. Killed on drop.
+#[must_use]
 pub struct Daemon {
     running: Running,
     /// If its queues are leased: who leases them.
@@ -36,7 +37,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If it ends or makes no socket.
-    #[must_use]
     pub fn start(netns: &NetNs, serve: &Serve) -> Self {
         let mut daemon = Self::spawn(netns, serve);
         daemon.await_listening();
@@ -76,7 +76,6 @@ impl Daemon {
     }
 
     /// Starts it, and waits for nothing.
-    #[must_use]
     pub fn spawn(netns: &NetNs, serve: &Serve) -> Self {
         let dir = private_dir();
         let lessor = lessor_for(netns, &dir, serve, &[]);
@@ -84,7 +83,6 @@ impl Daemon {
     }
 
     /// Starts it with a lessor of the caller's, whose files are in `dir`; waits for nothing.
-    #[must_use]
     pub fn spawn_with(netns: &NetNs, dir: TempDir, lessor: Option<Lessor>, serve: &Serve) -> Self {
         Self {
             running: spawn(netns, &dir, lessor.as_ref(), serve),
@@ -94,7 +92,6 @@ impl Daemon {
     }
 
     /// Starts it by a command of the caller's that runs its program; waits for nothing.
-    #[must_use]
     pub fn spawn_by(mut command: Command, dir: TempDir, serve: &Serve) -> Self {
         command
             .arg("serve")
@@ -113,7 +110,6 @@ impl Daemon {
 
     /// Starts it with a port for each of `ports` (what `--port` says beside the socket), options for all in `serve`.
     /// The socket of port N is [`path`](Self::path)`("portN.sock")`.
-    #[must_use]
     pub fn start_ports(netns: &NetNs, serve: &Serve, ports: &[&str]) -> Self {
         let dir = private_dir();
         let sockets: Vec<_> = (0..ports.len())
@@ -147,7 +143,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If the descriptor cannot be handed on.
-    #[must_use]
     pub fn spawn_on_fd(netns: &NetNs, fd: &OwnedFd, serve: &Serve) -> Self {
         let dir = private_dir();
         let lessor = lessor_for(netns, &dir, serve, &[]);
@@ -205,7 +200,6 @@ impl Daemon {
     }
 
     /// Where its vhost-user socket is, or where the VMM should listen in client mode.
-    #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("vm.sock")
     }
@@ -214,7 +208,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If the path is taken.
-    #[must_use]
     pub fn listen(&self) -> UnixListener {
         let listener = UnixListener::bind(self.socket()).expect("a free path");
         std::fs::set_permissions(self.dir.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
@@ -223,7 +216,6 @@ impl Daemon {
     }
 
     /// A path beside its socket.
-    #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -234,7 +226,6 @@ impl Daemon {
     }
 
     /// Everything that it has said so far.
-    #[must_use]
     pub fn said(&self) -> String {
         self.running.said()
     }
@@ -281,7 +272,6 @@ impl Daemon {
 ///
 /// # Panics
 /// If it does not end.
-#[must_use]
 pub fn run_to_end(netns: &NetNs, args: &[&str]) -> (ExitStatus, String) {
     let mut command = netns.command(binary());
     command.args(args);

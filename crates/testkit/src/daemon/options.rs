@@ -15,7 +15,6 @@ pub enum Placement {
 
 impl Placement {
     /// As the option has it, or that of the mode.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Copy => "copy",
@@ -43,7 +42,6 @@ pub enum Mode {
 
 impl Mode {
     /// As the option has it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -78,6 +76,7 @@ impl Privilege {
 
 /// Options of `serve`, without the socket.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Serve {
     args: Vec<String>,
     pub(super) privilege: Privilege,
@@ -86,7 +85,6 @@ pub struct Serve {
 impl Serve {
     /// With an interface, by AF_XDP, without privileges: its queues are leased from a steward. `TESTKIT_STEWARD=0`: as
     /// root, without one.
-    #[must_use]
     pub fn interface(name: &str) -> Self {
         let serve = Self {
             args: vec!["--ifname".to_owned(), name.to_owned()],
@@ -96,7 +94,6 @@ impl Serve {
     }
 
     /// With what a file says, by AF_XDP where it says no mode, without privileges: queues are leased from a steward.
-    #[must_use]
     pub fn file() -> Self {
         Self {
             args: Vec::new(),
@@ -105,7 +102,6 @@ impl Serve {
     }
 
     /// With the null NIC, without privileges.
-    #[must_use]
     pub fn null() -> Self {
         Self {
             args: vec!["--null".to_owned()],
@@ -114,21 +110,18 @@ impl Serve {
     }
 
     /// Queues are leased from a steward, whatever `TESTKIT_STEWARD` says.
-    #[must_use]
     pub fn leased(mut self) -> Self {
         self.privilege = Privilege::Leased;
         self
     }
 
     /// Started by root, without a steward, whatever `TESTKIT_STEWARD` says.
-    #[must_use]
     pub fn by_root(mut self) -> Self {
         self.privilege = Privilege::Root;
         self
     }
 
     /// With queues of a steward, or started by root.
-    #[must_use]
     pub fn leased_if(self, leased: bool) -> Self {
         match leased {
             true => self.leased(),
@@ -137,7 +130,6 @@ impl Serve {
     }
 
     /// With a cable between two ports, without privileges.
-    #[must_use]
     pub fn cable(name: &str) -> Self {
         Self {
             args: vec!["--cable".to_owned(), name.to_owned()],
@@ -146,7 +138,6 @@ impl Serve {
     }
 
     /// One more option, with its value. Another mode takes the place of the one before.
-    #[must_use]
     pub fn with(mut self, option: &str, value: impl Into<String>) -> Self {
         let mode = self.args.iter().position(|arg| arg == "--mode");
         if let Some(at) = mode.filter(|_| option == "--mode") {
@@ -157,14 +148,12 @@ impl Serve {
     }
 
     /// One more option that has no value.
-    #[must_use]
     pub fn flag(mut self, option: &str) -> Self {
         self.args.push(option.to_owned());
         self
     }
 
     /// `--memory`.
-    #[must_use]
     pub fn placement(self, placement: Placement) -> Self {
         match placement {
             Placement::Tap => self.mode(Mode::Tap),
@@ -173,19 +162,16 @@ impl Serve {
     }
 
     /// `--mode`.
-    #[must_use]
     pub fn mode(self, mode: Mode) -> Self {
         self.with("--mode", mode.name())
     }
 
     /// `--offload`: `all`, `none`, or names joined by commas.
-    #[must_use]
     pub fn offload(self, list: &str) -> Self {
         self.with("--offload", list)
     }
 
     /// The options, as they go on the command line.
-    #[must_use]
     pub fn args(&self) -> &[String] {
         &self.args
     }

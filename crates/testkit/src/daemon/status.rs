@@ -17,7 +17,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If there is none within [`wait::SOON`], or it is not JSON.
-    #[must_use]
     pub fn status(&self) -> Value {
         let text = self
             .ask()
@@ -40,7 +39,6 @@ impl Daemon {
     }
 
     /// What `status` tells of a port.
-    #[must_use]
     pub fn port(&self, port: usize) -> Value {
         self.status()["ports"][port].clone()
     }
@@ -60,7 +58,6 @@ impl Daemon {
     }
 
     /// The only network in `status`.
-    #[must_use]
     pub fn network(&self) -> Value {
         self.status()["networks"][0].clone()
     }
@@ -79,7 +76,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If it is not.
-    #[must_use]
     pub fn connect(&self, port: usize, socket: &Path, config: &DriverConfig, buffers: usize) -> Driver {
         let mut guest = Driver::connect(socket, config).expect("accepted");
         guest.pairs[0].post(buffers, &[2048]);
@@ -105,13 +101,11 @@ impl Daemon {
     }
 
     /// Sum, over all ports and lanes, of a counter with that name in `status`.
-    #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         sum_named(&self.status(), name)
     }
 
     /// The same of the lanes of one port, by its name.
-    #[must_use]
     pub fn counter_of(&self, port: &str, name: &str) -> u64 {
         self.port_named(port).map_or(0, |port| sum_named(&port, name))
     }
@@ -120,7 +114,6 @@ impl Daemon {
     ///
     /// # Panics
     /// If there is no network of that name.
-    #[must_use]
     pub fn network_counter(&self, network: &str, name: &str) -> u64 {
         let status = self.status();
         let networks = status["networks"].as_array().expect("a list");

@@ -160,7 +160,6 @@ pub struct Pair {
 
 impl Pair {
     /// Rings for a device with those features, which nobody serves yet.
-    #[must_use]
     pub fn new(ram: &Arc<GuestRam>, config: &DriverConfig, features: u64) -> Self {
         Self {
             ram: Arc::clone(ram),
@@ -178,7 +177,6 @@ impl Pair {
     }
 
     /// The ring of a vring of that number: the receive queue's are even.
-    #[must_use]
     pub fn ring(&self, index: usize) -> &Ring {
         match index % 2 {
             0 => &self.to_guest,
@@ -217,7 +215,6 @@ impl Pair {
     }
 
     /// Memory of the guest.
-    #[must_use]
     pub fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
@@ -318,7 +315,6 @@ impl Pair {
     }
 
     /// Whether less than half of the transmit ring is under way.
-    #[must_use]
     pub fn has_room(&self) -> bool {
         let ring = &self.from_guest.driver;
         2 * ring.in_flight() < ring.size().get().into()

@@ -8,7 +8,7 @@
 use std::fs;
 
 use testkit::process::run as run_program;
-use testkit::{NetNs, VethPair, Wire, frame, wait};
+use testkit::{NetNs, VethPair, Wire, assert_soon, frame};
 
 use crate::kit::{self, BUFFERS, Seen};
 use crate::setting::{Setting, VERY_LONG};
@@ -40,10 +40,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
         for seed in 0..FRAMES {
             rig.assert_to_guest(&frame::plain(60, seed));
         }
-        assert!(
-            wait::until(wait::SOON, || polls.seen()),
-            "the worker does not poll"
-        );
+        assert_soon!(polls.seen(), "the worker does not poll");
     }
     kit::frames_pass_byte_exact(&mut rig);
     seen

@@ -27,7 +27,7 @@ use rustix::net::{Shutdown, SocketType, shutdown, sockopt};
 use rustix::process::{Pid, Signal};
 use testkit::daemon::Placement;
 use testkit::holdings::copies_of_sockets;
-use testkit::{Layout, PacketPort, Rig, VethPair, Wire, frame, lan, wait};
+use testkit::{Layout, PacketPort, Rig, VethPair, Wire, assert_soon, frame, lan, wait};
 use virtqueue::GuestAddr;
 
 use crate::kit::{self, ELSEWHERE, RAM, Seen};
@@ -320,7 +320,7 @@ fn lease_ends(rig: &mut Rig, value: u8, zero_copy: bool, end: fn(&mut Rig)) {
     let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
     let pid = rig.daemon.process().pid();
     rig.daemon.process().signal(Signal::STOP);
-    assert!(wait::until(wait::SOON, || is_stopped(pid)), "it was told to stop");
+    assert_soon!(is_stopped(pid), "it was told to stop");
     end(rig);
     let late = canary(own(0, 0, 1500), value);
     let mut passed = 0;
@@ -359,10 +359,7 @@ fn ends_said(rig: &Rig) -> usize {
 }
 
 fn await_end(rig: &Rig, before: usize) {
-    assert!(
-        wait::until(wait::SOON, || ends_said(rig) > before),
-        "the lease does not end"
-    );
+    assert_soon!(ends_said(rig) > before, "the lease does not end");
 }
 
 /// As if the daemon closed its connection to the steward.

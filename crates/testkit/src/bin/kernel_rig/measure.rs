@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use testkit::bench::start_bench;
 use testkit::daemon::Placement;
 use testkit::holdings::cpu_time;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Pair, Running, Serve, VethPair, Wire, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Pair, Running, Serve, VethPair, Wire, assert_soon};
 
 use crate::busy_poll::frames_polled_for;
 
@@ -175,8 +175,7 @@ impl Scene {
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| receive_until(pair, &ended));
-            let arrive = || daemon.counter("to_guest_frames") > 0;
-            assert!(wait::until(wait::SOON, arrive), "nothing arrives");
+            assert_soon!(daemon.counter("to_guest_frames") > 0, "nothing arrives");
             let pid = daemon.process().pid();
             let sample = self.figure(pid, seconds, || daemon.counter("to_guest_frames"));
             // Only a flag.

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use testkit::bench::start_bench;
 use testkit::program::row;
-use testkit::{PacketPort, Running, VethPair, Wire, frame, lan, wait};
+use testkit::{PacketPort, Running, VethPair, Wire, assert_soon, frame, lan, wait};
 
 use crate::kit::Seen;
 use crate::setting::Setting;
@@ -105,8 +105,7 @@ fn receive(pair: &VethPair, benchmark: &[&str], exchange: impl Fn(u32)) -> Strin
         exchange(number);
         if number % BATCH == BATCH - 1 {
             let sent = before + u64::from(number) + 1;
-            let taken = wait::until(wait::SOON, || pair.received_by_nic() >= sent);
-            assert!(taken, "the NIC takes what is sent");
+            assert_soon!(pair.received_by_nic() >= sent, "the NIC takes what is sent");
             // It counts before the program has them.
             wait::a_moment();
         }

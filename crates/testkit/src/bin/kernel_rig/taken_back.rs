@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use testkit::{Driver, PacketPort, Pair, Rig, Traffic, VethPair, Wire, frame, wait};
+use testkit::{Driver, PacketPort, Pair, Rig, Traffic, VethPair, Wire, assert_soon, frame};
 use virtqueue::driver::{Buffer, GuestRam};
 
 use crate::kit::{self, Seen};
@@ -52,11 +52,7 @@ pub(crate) fn run(wire: &Wire, setting: Setting) -> Seen {
             disturb();
             traffic.flows()[0].arrived_since(since) >= STEADY
         };
-        assert!(
-            wait::until(wait::SOON, arrive),
-            "round {round}: {:#}",
-            daemon.status()
-        );
+        assert_soon!(arrive(), "round {round}: {:#}", daemon.status());
         (0..3).for_each(|_| disturb());
         empty += traffic.with_guest(|guest| take_back(guest, round));
         while let Some(frame) = host.receive(Duration::ZERO) {
