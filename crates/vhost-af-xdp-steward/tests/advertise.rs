@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use steer::Station;
 use steward_client::Lease;
 use steward_protocol::{AddressChange, Facts, Reason, Wanted};
-use testkit::{PacketPort, VethPair, require, wait};
+use testkit::{PacketPort, VethPair, assert_has, assert_soon, require};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const MAC: &str = "02:00:00:00:00:aa";
@@ -91,12 +91,7 @@ impl Overlay {
             let (is, are) = self.tables();
             is == fdb && are == neighbours
         };
-        assert!(
-            wait::until(wait::SOON, wanted),
-            "{:?} {}",
-            self.tables(),
-            self.world.steward
-        );
+        assert_soon!(wanted(), "{:?} {}", self.tables(), self.world.steward);
     }
 
     /// The entry of the tap.
@@ -145,12 +140,12 @@ fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
     };
     let refused = refusal(lease.advertise(&[change(None, true), not_ours]));
     let text = "02:00:00:00:00:bb is no station";
-    assert!(refused.text.contains(text), "{refused}");
+    assert_has(&refused.text, &[text]);
     for ip in ["198.51.100.1", "2001:db8::1"] {
         let refused = refusal(lease.advertise(&[change(Some(ip), true)]));
         assert_eq!(refused.reason, Reason::NotAllowed);
         let text = format!("{ip} to other hosts: add it, or a network with it, to `ips` of rule 1");
-        assert!(refused.text.contains(&text), "{refused}");
+        assert_has(&refused.text, &[&text]);
     }
     overlay.await_tables(&[], &[]);
     // An IP address has its MAC address advertised, too.
@@ -173,18 +168,12 @@ fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
     lease.set_stations(&[station(Some(1))]).expect("allowed");
     // They go with the tap.
     lease.advertise(&both(true)).expect("allowed");
-    common::write_policy(&overlay.world.dir, &policy(""));
-    overlay.world.steward.signal(Signal::HUP);
+    overlay.world.set_policy(&policy(""));
     overlay.await_tables(&[], &[]);
     let (end, tap) = overlay.lease.host(0).expect("allowed");
     overlay.tap = (end.interface, tap);
     let refused = refusal(overlay.lease.advertise(&[change(None, true)]));
-    assert!(
-        refused
-            .text
-            .contains("add `advertise = true` to the keys of rule 1"),
-        "{refused}"
-    );
+    assert_has(&refused.text, &["add `advertise = true` to the keys of rule 1"]);
 }
 
 #[test]

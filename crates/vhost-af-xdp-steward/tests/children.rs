@@ -7,7 +7,7 @@
 
 use crate::common;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use steward_protocol::{Answer, Request};
 use testkit::stalled::{LateFile, SilentFile};
-use testkit::{kernel, require, wait};
+use testkit::{kernel, procfs, require, wait};
 
 /// The one test of this file that runs now, until it is dropped. What failed in another one is no matter.
 fn alone() -> MutexGuard<'static, ()> {
@@ -36,17 +36,10 @@ fn rule_for(uid: u32) -> String {
 
 /// What the kernel shows of the steward's child without capabilities, which registers memory.
 fn registering_child(world: &World) -> PathBuf {
-    let pid = world.steward.pid();
-    let has_none = |place: &PathBuf| {
-        let status = fs::read_to_string(place.join("status"));
-        status.is_ok_and(|status| status.contains("CapEff:\t0000000000000000\n"))
-    };
-    let find = || {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-        let mut children = children.split_whitespace();
-        children.find_map(|child| Some(PathBuf::from("/proc").join(child)).filter(has_none))
-    };
-    wait::until_some(wait::SOON, find).expect("it hangs")
+    let has_none = |&child: &u32| procfs::capabilities(child, "CapEff") == Some(0);
+    let find = || procfs::children(world.steward.pid()).into_iter().find(has_none);
+    let child = wait::until_some(wait::SOON, find).expect("it hangs");
+    format!("/proc/{child}").into()
 }
 
 /// It is a copy of the steward, tokens of all leases included. Root without capabilities is a user like others, as in a
@@ -103,14 +96,8 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     let rule = "[[allow]]\ngroup = 1400000\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"2 MiB\"\n";
     let mut world = World::with(2, &format!("{rule}{POLICY}"));
     let silent = SilentFile::new(2 << 20);
-    let connect = |uid| {
-        let leased = || {
-            let mut connection = Raw::connect_as(&world.socket(), uid, 1_400_000);
-            let answer = connection.ask(&Request::Lease(wanted(0, 1)));
-            matches!(answer, Answer::Facts(_)).then_some(connection)
-        };
-        wait::until_some(wait::SOON, leased).expect("free")
-    };
+    let socket = world.socket();
+    let connect = |uid| Raw::leased_as(&socket, uid, 1_400_000, &wanted(0, 1));
     for (before, uid) in [users[0], users[0], users[0], users[1]].into_iter().enumerate() {
         let hangs = connect(uid);
         hangs.send_with(&registration(0, 1).encode(1), &silent.file, 1);
@@ -137,24 +124,18 @@ fn child_that_takes_no_rings_has_dropped_that_capability() {
     let _alone = alone();
     let zcrx = "[[allow]]\nuser = 0\ninterface = \"lo\"\nqueues = \"0\"\nzcrx = [\"192.0.2.1:443\"]\n";
     let world = World::with(2, &format!("{zcrx}{POLICY}"));
-    let takes_rings = |place: PathBuf| {
-        let status = fs::read_to_string(place.join("status")).ok()?;
-        let permitted = status.lines().find_map(|line| line.strip_prefix("CapPrm:"))?;
-        let permitted = u64::from_str_radix(permitted.trim(), 16).ok()?;
+    let takes_rings = |pid| {
+        let permitted = procfs::capabilities(pid, "CapPrm")?;
         Some(permitted & CapabilitySet::SYS_PTRACE.bits() != 0)
     };
     let pid = world.steward.pid();
-    assert_eq!(takes_rings(format!("/proc/{pid}").into()), Some(true));
+    assert_eq!(takes_rings(pid), Some(true));
     // Its child hangs when it looks at what is no memory.
     let silent = SilentFile::new(2 << 20);
     let connection = leased(&world);
     connection.send_with(&registration(0, 1).encode(1), &silent.file, 1);
     silent.await_closing(1);
-    let find = || {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-        let child = children.split_whitespace().next()?;
-        takes_rings(PathBuf::from("/proc").join(child)).filter(|takes| !takes)
-    };
+    let find = || takes_rings(*procfs::children(pid).first()?).filter(|takes| !takes);
     let found = wait::until_some(wait::SOON, find);
     assert!(found.is_some());
     drop((connection, silent));
@@ -263,8 +244,7 @@ const CLOSING: usize = 3;
 /// A connection with a lease that has a message with a file, which is not read.
 fn leaves_unread(world: &World, uid: u32, queue: u32, file: &impl AsFd) -> Raw {
     let mut connection = Raw::connect_as(&world.socket(), uid, uid);
-    let answer = connection.ask(&Request::Lease(wanted(queue, 1)));
-    assert!(matches!(answer, Answer::Facts(_)), "{answer:?}");
+    connection.lease(wanted(queue, 1));
     // As long as these are not read no further request is.
     for serial in 1..100 {
         let asked = connection.send(&Request::Counters { queue }.encode(serial));

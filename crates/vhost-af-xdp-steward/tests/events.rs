@@ -3,7 +3,6 @@
 use crate::common;
 
 use common::{World, await_facts, bare, lessee, refusal, soon, take};
-use steer::Filter;
 use steward_protocol::{Facts, Reason, Steered};
 use testkit::{VethPair, require, wait};
 
@@ -79,13 +78,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
     require!(Root);
     let world = World::of_one_queue();
     let ours = [2, 0, 0, 0, 0, 0xaa];
-    let wanted = steward_protocol::Wanted {
-        filter: Filter {
-            macs: vec![ours],
-            vlans: Vec::new(),
-        },
-        ..common::wanted(0, 1)
-    };
+    let wanted = common::filtered(0, &[ours], &[]);
     let lease = take(&world.socket(), &wanted).expect("allowed");
     let takes_what_is_ours = || {
         let conf = bare(1518);

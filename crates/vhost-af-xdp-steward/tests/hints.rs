@@ -113,8 +113,7 @@ fn impossible_hints_are_reported_and_the_lease_continues_without() {
     assert_eq!(hints.on, set("hash"));
     assert!(hints.why.contains("no mark: the policy"), "{}", hints.why);
     // Another policy counts at once.
-    common::write_policy(&world.dir, POLICY);
-    world.steward.signal(Signal::HUP);
+    world.set_policy(POLICY);
     let hints = await_hints(&lease, "what the new policy allows", |hints| {
         hints.on == set("hash,mark")
     });
@@ -192,8 +191,7 @@ fn who_may_have_no_hints_gets_none_that_others_have() {
     let mut queue = HintedQueue::open(&lease, 0);
     assert!(!queue.next_has_hints(&world), "of others");
     for (hints, on) in [("mark", "hash,mark"), ("none", "none")] {
-        common::write_policy(&world.dir, &policy(hints));
-        world.steward.signal(Signal::HUP);
+        world.set_policy(&policy(hints));
         await_hints(&lease, hints, |told| told.on == set(on));
         assert_eq!(queue.next_has_hints(&world), hints != "none", "{hints}");
     }

@@ -13,9 +13,9 @@ use common::{World, change, lessee, lessee_may, network, refusal, take, to, want
 use rustix::io::Errno;
 use rustix::process::Signal;
 use steward_client::Lease;
-use steward_protocol::{Answer, HostEnd, Reason, Request};
+use steward_protocol::{HostEnd, Reason};
 use testkit::stalled::StuckWrite;
-use testkit::{PacketPort, VethPair, require, wait};
+use testkit::{PacketPort, VethPair, assert_has, assert_soon, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
@@ -109,11 +109,7 @@ fn host(world: &World) -> PacketPort {
 #[track_caller]
 fn assert_nothing_left(world: &World) {
     let links = || world.veth.near.output_of("ip", &["-o", "link"]);
-    assert!(
-        wait::until(wait::SOON, || !links().contains("vaxh")),
-        "{}",
-        links()
-    );
+    assert_soon!(!links().contains("vaxh"), "{}", links());
     // The kernel removes a device whose lessee has closed its descriptor before the steward takes the programs off that
     // send to it.
     let (sent, host) = (to(OURS, 99), host(world));
@@ -196,11 +192,9 @@ fn lessee_cannot_have_devices_made_without_end() {
         assert!(made < 100, "no end");
     };
     assert_eq!(refused.reason, Reason::Limit);
-    assert!(
-        refused
-            .text
-            .contains("user 0 had taps made for networks of nic0 too often"),
-        "{refused}"
+    assert_has(
+        &refused.text,
+        &["user 0 had taps made for networks of nic0 too often"],
     );
     // What there is stays, and is asked for as often as one likes.
     for _ in 0..100 {
@@ -210,8 +204,7 @@ fn lessee_cannot_have_devices_made_without_end() {
     // Others have what they ask for.
     let other = wanted_of("other0", 0, 1);
     let mut honest = Raw::connect_as(&world.socket(), 1235, 1235);
-    let leased = honest.ask(&Request::Lease(other));
-    assert!(matches!(leased, Answer::Facts(_)), "{leased:?}");
+    honest.lease(other);
     let lines = world.steward.said().matches("joined with the host").count();
     assert!(lines <= made, "{lines} lines, {made} devices");
     drop(guest);
@@ -388,13 +381,11 @@ fn host_is_refused_with_the_reason() {
     assert_eq!(refusal(plain.host(0)).reason, Reason::Lease);
     drop((lease, plain));
     // A policy that allows it, and then not any more.
-    common::write_policy(&world.dir, &policy());
-    world.steward.signal(Signal::HUP);
+    world.set_policy(&policy());
     world.steward.await_text("the policy was read again");
     let mut guest = Guest::new(&world);
     while guest.lease.take_changes().expect("it goes on").is_some() {}
-    common::write_policy(&world.dir, &closed);
-    world.steward.signal(Signal::HUP);
+    world.set_policy(&closed);
     // Who has it is told, and asks.
     world.await_that(|| guest.lease.take_changes().expect("the network goes on").is_some());
     assert_eq!(
@@ -475,7 +466,7 @@ fn host_is_reached_where_there_is_no_ipv6_and_has_no_address_of_it_where_there_i
             let device = near.output_of("ip", &["-o", "link", "show", &guest.end.interface]);
             device.contains(&format!("mtu {mtu} ")) && device.contains(",UP")
         };
-        assert!(wait::until(wait::SOON, is_followed), "{mtu}");
+        assert_soon!(is_followed(), "{mtu}");
         assert!(guest.answers(&host, &to(OURS, seed), wait::SOON), "{mtu}");
         let addresses = near.output_of("ip", &["-o", "-6", "address", "show", &guest.end.interface]);
         assert_eq!(addresses, "", "{mtu}");

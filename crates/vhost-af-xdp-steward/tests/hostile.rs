@@ -28,10 +28,7 @@ const FLOODS: usize = 30;
 /// The connection is closed with a word about it.
 #[track_caller]
 fn assert_closed(connection: &Raw) {
-    let report = connection.receive(wait::SOON);
-    let Some((0, Answer::Refused(refusal))) = report else {
-        panic!("{report:?}")
-    };
+    let refusal = connection.refusal(wait::SOON);
     assert_eq!(refusal.reason, Reason::Malformed, "{refusal}");
     assert!(connection.is_over(wait::SOON));
 }
@@ -88,10 +85,7 @@ fn unexpected_descriptors_close_the_connection_and_are_closed() {
         }
         // With a connection that has a lease, too.
         let mut connection = Raw::connect(&world.socket());
-        assert!(matches!(
-            connection.ask(&Request::Lease(wanted(0, 1))),
-            Answer::Facts(_)
-        ));
+        connection.lease(wanted(0, 1));
         connection.send_with(&Request::Facts.encode(9), &file, count);
         assert!(connection.is_over(wait::SOON));
     }
@@ -139,10 +133,7 @@ fn flood_of_requests_does_not_keep_others_from_their_answers() {
     let world = World::new();
     let before = world.descriptors();
     let mut floods: Vec<Raw> = (0..8).map(|_| Raw::connect(&world.socket())).collect();
-    assert!(matches!(
-        floods[0].ask(&Request::Lease(wanted(0, 1))),
-        Answer::Facts(_)
-    ));
+    floods[0].lease(wanted(0, 1));
     assert_serves(&world);
     let quiet = world.descriptors();
     let (registration, bind) = (registration(0, 1).encode(5), BIND.encode(6));
@@ -167,10 +158,7 @@ fn slow_reader_gets_all_its_answers_in_order_and_the_last_state() {
     require!(Root);
     let world = World::new();
     let mut connection = Raw::connect(&world.socket());
-    assert!(matches!(
-        connection.ask(&Request::Lease(wanted(0, 1))),
-        Answer::Facts(_)
-    ));
+    connection.lease(wanted(0, 1));
     let mut asked = 1;
     while connection
         .send(&Request::Counters { queue: 0 }.encode(asked + 1))
@@ -205,10 +193,7 @@ fn connections_are_limited_for_each_user_and_free_again_when_closed() {
     for _ in 0..3 {
         let connections: Vec<Raw> = (0..5).map(|_| Raw::connect(&world.socket())).collect();
         let sixth = Raw::connect(&world.socket());
-        let report = sixth.receive(wait::SOON);
-        let Some((0, Answer::Refused(refusal))) = report else {
-            panic!("{report:?}")
-        };
+        let refusal = sixth.refusal(wait::SOON);
         assert_eq!(refusal.reason, Reason::Limit);
         assert!(refusal.text.contains("`connections`"), "{refusal}");
         assert!(sixth.is_over(wait::SOON));
@@ -342,10 +327,7 @@ fn memory_that_a_lessee_keeps_counts() {
     let mut kept = Vec::new();
     for queue in 0..3 {
         let mut connection = Raw::connect_as(&world.socket(), uid, uid);
-        assert!(matches!(
-            connection.ask(&Request::Lease(wanted(queue, 1))),
-            Answer::Facts(_)
-        ));
+        connection.lease(wanted(queue, 1));
         connection.send_with(&registration(queue, 1).encode(77), &memfd(2 << 20), 1);
         let (_, answer) = connection.receive(wait::SOON).expect("an answer");
         if queue == 2 {

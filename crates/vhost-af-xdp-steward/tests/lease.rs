@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::lessee::{self, Echo};
-use common::{World, refusal, soon, take, wanted};
+use common::{World, refusal, soon, take, wanted, wanted_of};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem};
 use steer::{Mode, ModeRequest};
 use steward_client::LeaseError;
 use steward_protocol::{Reason, Wanted};
-use testkit::{VethPair, require, wait};
+use testkit::{VethPair, assert_has, assert_soon, require, wait};
 use xsk::{OwnMemory, Umem};
 
 #[test]
@@ -54,34 +54,6 @@ fn child_echoes() {
     }
 }
 
-#[test]
-fn lessee_that_restarts_its_queue_gets_a_new_socket_for_it() {
-    require!(Root);
-    let world = World::new();
-    let _running = lessee::start(&world, "lease::child_reopens", 1);
-    world.await_echo();
-}
-
-#[test]
-#[ignore = "run in a process of its own"]
-fn child_reopens() {
-    lessee::give_up_privileges();
-    let lease = take(&lessee::socket(), &wanted(0, 2)).expect("allowed");
-    let open = || -> Vec<Echo> { (0..2).map(|queue| Echo::open(&lease, queue)).collect() };
-    let mut echoes = open();
-    for _ in 0..5 {
-        drop(echoes);
-        (0..2).for_each(|queue| lease.deactivate(queue).expect("ours"));
-        echoes = open();
-    }
-    println!("echoing");
-    loop {
-        for echo in &mut echoes {
-            echo.run(Duration::from_millis(5));
-        }
-    }
-}
-
 /// Whatever its lessee does with it: it has one queue, its memory and its rings.
 #[test]
 fn socket_that_is_handed_out_can_be_bound_to_nothing_else() {
@@ -89,7 +61,7 @@ fn socket_that_is_handed_out_can_be_bound_to_nothing_else() {
     let world = World::new();
     let mut running = lessee::spawn(&world, "lease::child_tries_to_bind_elsewhere", 0);
     assert!(running.wait(wait::SOON).success(), "{running}");
-    assert!(running.said().contains("bound for good"), "{running}");
+    assert_has(&running.said(), &["bound for good"]);
 }
 
 #[test]
@@ -127,19 +99,15 @@ fn memory_beyond_the_policy_is_rejected() {
     lessee::register(&lease, 0).expect("allowed");
     let refusal = refusal(lessee::register(&lease, 1));
     assert_eq!(refusal.reason, Reason::Memlock);
-    for words in ["2048 KiB", "4096 KiB", "3072 KiB", "`memlock`"] {
-        assert!(refusal.text.contains(words), "{refusal}");
-    }
+    assert_has(&refusal.text, &["2048 KiB", "4096 KiB", "3072 KiB", "`memlock`"]);
     drop((lease, first));
     // Of another interface's or lease's queues, too.
     let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
     // The kernel gives memory back after the sockets' end.
-    let registered = wait::until(wait::SOON, || lessee::register(&one, 0).is_ok());
-    assert!(registered);
+    assert_soon!(lessee::register(&one, 0).is_ok());
     assert_eq!(common::refusal(lessee::register(&two, 1)).reason, Reason::Memlock);
     drop(one);
-    let freed = wait::until(wait::SOON, || lessee::register(&two, 1).is_ok());
-    assert!(freed);
+    assert_soon!(lessee::register(&two, 1).is_ok());
     drop((two, world));
     // Where it does not say, a queue may have what its own chunks take.
     let world = World::with(2, &policy(""));
@@ -177,7 +145,8 @@ fn program_comes_with_the_first_lease_and_goes_with_the_last() {
 #[test]
 fn refusals_name_value_and_remedy() {
     require!(Root);
-    let world = World::new();
+    let of_none = "[[allow]]\nuser = 0\ninterface = \"nic7\"\nqueues = \"all\"\n";
+    let world = World::with(2, &format!("{}{of_none}", common::POLICY));
     let lease = world.lease(0, 1).expect("allowed");
     let check = |refusal: steward_protocol::Refusal, reason, words: &[&str]| {
         assert_eq!(refusal.reason, reason, "{refusal}");
@@ -196,15 +165,13 @@ fn refusals_name_value_and_remedy() {
         Reason::NotAllowed,
         &["queue 256 of nic0", "0-255"],
     );
-    let elsewhere = Wanted {
-        interface: "nic9".to_owned(),
-        ..wanted(0, 1)
-    };
-    check(
-        refusal(take(&world.socket(), &elsewhere)),
-        Reason::NotAllowed,
-        &["nic9", "no rule"],
-    );
+    for (interface, reason, words) in [
+        ("nic9", Reason::NotAllowed, &["nic9", "no rule"][..]),
+        ("nic7", Reason::NoInterface, &["nic7"]),
+    ] {
+        let elsewhere = wanted_of(interface, 0, 1);
+        check(refusal(take(&world.socket(), &elsewhere)), reason, words);
+    }
     let skb = Wanted {
         mode: ModeRequest::Skb,
         ..wanted(1, 1)
@@ -227,17 +194,6 @@ fn refusals_name_value_and_remedy() {
 }
 
 #[test]
-fn interface_that_policy_names_and_that_is_not_there_is_refused_by_name() {
-    require!(Root);
-    let world = World::with(1, "[[allow]]\nuser = 0\ninterface = \"nic7\"\nqueues = \"all\"\n");
-    let wanted = Wanted {
-        interface: "nic7".to_owned(),
-        ..wanted(0, 1)
-    };
-    common::assert_refused(take(&world.socket(), &wanted), Reason::NoInterface, "nic7");
-}
-
-#[test]
 fn foreign_program_is_not_touched() {
     require!(Root);
     let world = World::new();
@@ -253,20 +209,4 @@ fn foreign_program_is_not_touched() {
     assert_eq!(world.program(), Some(theirs.id()));
     drop(theirs);
     world.lease(0, 1).expect("free now");
-}
-
-#[test]
-fn leased_queue_without_a_socket_takes_no_frames_from_the_host() {
-    require!(Root);
-    let world = World::new();
-    let lease = world.lease(0, 2).expect("allowed");
-    for seed in 0..10 {
-        world.wire.send(&testkit::frame::plain(100, seed));
-    }
-    let passed = || {
-        (0..2)
-            .map(|queue| lease.counters(queue, soon()).expect("ours").passed)
-            .sum::<u64>()
-    };
-    assert!(wait::until(wait::SOON, || passed() >= 10), "{}", passed());
 }

@@ -10,7 +10,7 @@ use steer::Filter;
 use steward_client::LeaseError;
 use steward_client::listing::{self, Listed};
 use steward_protocol::{Reason, Steered, Wanted};
-use testkit::{VethPair, require, wait};
+use testkit::{VethPair, assert_soon, require, wait};
 
 #[test]
 fn root_lists_all_leases_and_other_users_their_own() {
@@ -58,11 +58,10 @@ fn root_lists_all_leases_and_other_users_their_own() {
     world.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
     let impaired =
         || listing::leases(&world.socket()).is_ok_and(|all| all.iter().all(|lease| lease.impaired));
-    assert!(wait::until(wait::SOON, impaired));
+    assert_soon!(impaired());
     lessee.signal(rustix::process::Signal::KILL);
     lessee.wait(wait::SOON);
-    assert!(wait::until(wait::SOON, || listing::leases(&world.socket())
-        .is_ok_and(|all| all.len() == 1)));
+    assert_soon!(listing::leases(&world.socket()).is_ok_and(|all| all.len() == 1));
 }
 
 #[test]

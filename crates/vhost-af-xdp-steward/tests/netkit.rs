@@ -4,7 +4,7 @@
 use crate::common;
 
 use common::{POLICY, World, refusal};
-use steer::{Filter, ModeRequest};
+use steer::ModeRequest;
 use steward_protocol::{NetkitWanted, Reason, Wanted};
 use testkit::require;
 
@@ -69,11 +69,7 @@ fn netkit_whose_name_address_or_mode_cannot_be_is_refused_by_name() {
         ..wanted.clone()
     };
     refused(&in_skb_mode, "pod0", Reason::Program, "skb mode");
-    let filter = Filter {
-        macs: vec![[0; 6]],
-        vlans: Vec::new(),
-    };
-    let of_nobody = Wanted { filter, ..wanted };
+    let of_nobody = common::filtered(0, &[[0; 6]], &[]);
     refused(&of_nobody, "pod0", Reason::NotAllowed, "is no address");
 }
 

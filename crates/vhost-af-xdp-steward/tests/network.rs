@@ -13,8 +13,8 @@ use common::{World, change, lessee, lessee_may, network, refusal, take, to};
 use rustix::process::Signal;
 use steer::MulticastReader;
 use steward_client::Lease;
-use steward_protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered};
-use testkit::{VethPair, require, wait};
+use steward_protocol::{Reason, Request, STATIONS_MAX, StationChange, Steered};
+use testkit::{VethPair, assert_soon, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const MORE: [u8; 6] = [2, 0, 0, 0, 0, 0xab];
@@ -319,18 +319,15 @@ fn station_that_a_new_policy_does_not_allow_is_taken_back() {
         "queues = \"all\"\nnetwork = true\n",
         "queues = \"all\"\nnetwork = true\nmacs = [\"02:00:00:00:00:ab\"]\n",
     );
-    common::write_policy(&world.dir, &narrower);
-    world.steward.signal(Signal::HUP);
+    world.set_policy(&narrower);
     let mut seed = 2;
     let gone = wait::until(wait::SOON, || {
         seed = u8::wrapping_add(seed, 1);
         !guest.answers(&world, OURS, seed)
     });
     assert!(gone);
-    common::write_policy(&world.dir, common::POLICY);
-    world.steward.signal(Signal::HUP);
-    let over = || guest.lease.take_changes().is_err();
-    assert!(wait::until(wait::SOON, over), "a lease of a network");
+    world.set_policy(common::POLICY);
+    assert_soon!(guest.lease.take_changes().is_err(), "a lease of a network");
 }
 
 #[test]
@@ -413,12 +410,7 @@ fn steward_that_comes_with_another_policy_takes_its_stations_from_a_lease_that_w
 
 /// A connection with a lease of queue 0 as a network, of that user, and its ring.
 fn ring_of(world: &World, uid: u32) -> (Raw, OwnedFd) {
-    let request = Request::Lease(network(0, 1));
-    let leased = || {
-        let mut lessee = Raw::connect_as(&world.socket(), uid, uid);
-        matches!(lessee.ask(&request), Answer::Facts(_)).then_some(lessee)
-    };
-    let mut lessee = wait::until_some(wait::SOON, leased).expect("free");
+    let mut lessee = Raw::leased_as(&world.socket(), uid, uid, &network(0, 1));
     let ring = lessee.ask_for_descriptor(&Request::Groups);
     (lessee, ring)
 }

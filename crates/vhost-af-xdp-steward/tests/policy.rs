@@ -2,14 +2,15 @@
 
 use crate::common;
 
+use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take, wanted};
+use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take};
 use rustix::process::Signal;
 use steward_client::{Lease, LeaseError};
 use steward_protocol::{Answer, Reason, Request, Wanted};
-use testkit::{Running, frame, require, wait};
+use testkit::{Running, assert_has, assert_soon, frame, require, wait};
 
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
 
@@ -24,8 +25,7 @@ pub(crate) fn reread(world: &mut World, text: &str, words: &str) {
     let before = report(world);
     write_policy(world, text);
     world.steward.signal(Signal::HUP);
-    let read = wait::until(wait::SOON, || report(world) > before);
-    assert!(read, "never report {words}");
+    assert_soon!(report(world) > before, "never report {words}");
 }
 
 #[track_caller]
@@ -57,7 +57,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
         panic!("the lessee should have received the reason")
     };
     assert_eq!(why.reason, Reason::NotAllowed);
-    assert!(why.text.contains("queue 0 of nic0"), "{why}");
+    assert_has(&why.text, &["queue 0 of nic0"]);
     second.take_changes().expect("it goes on");
     second.counters(1, soon()).expect("ours");
     assert_eq!(refusal(world.lease(0, 1)).reason, Reason::NotAllowed);
@@ -84,14 +84,7 @@ const NAMED: &str = "macs = [\"02:00:00:00:00:07\"]\n";
 const NOT_NAMED: &str = "a steward makes rules if its policy names them (`macs`, `vlans`)";
 
 fn for_station() -> Wanted {
-    let filter = steer::Filter {
-        macs: vec![STATION],
-        vlans: Vec::new(),
-    };
-    Wanted {
-        filter,
-        ..wanted(0, 1)
-    }
+    common::filtered(0, &[STATION], &[])
 }
 
 #[test]
@@ -101,7 +94,7 @@ fn lessee_is_notified_of_names_of_a_reloaded_policy() {
     let mut world = World::with(1, rule);
     let lease = take(&world.socket(), &for_station()).expect("allowed");
     let steering = lease.facts().steering;
-    assert!(steering.contains(NOT_NAMED), "{steering}");
+    assert_has(&steering, &[NOT_NAMED]);
     for (policy, is_named) in [(format!("{rule}{NAMED}"), true), (rule.to_owned(), false)] {
         reread(&mut world, &policy, "the policy was read again");
         let told = wait::until_some(wait::SOON, || lease.take_changes().expect("it goes on"));
@@ -134,19 +127,18 @@ fn user_without_a_rule_gets_the_missing_rule() {
     require!(Root);
     let world = World::new();
     let stranger = Raw::connect_as(&world.socket(), 4321, 4321);
-    let Some((0, Answer::Refused(refusal))) = stranger.receive(wait::SOON) else {
-        panic!("it should have been refused")
-    };
+    let refusal = stranger.refusal(wait::SOON);
     assert_eq!(refusal.reason, Reason::NotAllowed);
-    for words in [
-        "user 4321",
-        "`user = 4321`",
-        "`interface`",
-        "`queues`",
-        "(--user)",
-    ] {
-        assert!(refusal.text.contains(words), "{refusal}");
-    }
+    assert_has(
+        &refusal.text,
+        &[
+            "user 4321",
+            "`user = 4321`",
+            "`interface`",
+            "`queues`",
+            "(--user)",
+        ],
+    );
 }
 
 #[test]
@@ -175,49 +167,77 @@ fn mistake_on_the_command_line_takes_one_line() {
     assert!(output.status.success() && output.stderr.is_empty());
 }
 
+/// It needs no privilege.
 #[test]
-fn check_prints_the_policy_and_its_warnings() {
-    require!(Root);
-    let world = World::new();
-    let text = "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"1\"\nzcrx = [\"192.0.2.1:443\"]\n";
+fn check_prints_the_policy_its_warnings_and_its_mistakes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("p.toml");
+    let rule = "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"0-3\"\nzcrx = [\"192.0.2.1:443\"]\n";
     let check = |more: &str| {
-        write_policy(&world, &format!("{text}{more}"));
-        let mut command = Command::new(STEWARD);
-        command.arg("--check").arg("--policy");
-        let output = command.arg(world.dir.path().join("policy.toml")).output();
+        fs::write(&path, format!("{rule}{more}")).expect("writable");
+        let output = Command::new(STEWARD)
+            .arg("--check")
+            .arg("--policy")
+            .arg(&path)
+            .output();
         let output = output.expect("it runs");
-        assert!(output.status.success());
-        let report = [output.stdout, output.stderr];
-        report.map(|report| String::from_utf8(report).expect("text"))
+        let [shown, said] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).expect("text"));
+        (output.status.success(), shown, said)
     };
-    let [shown, warned] = check("af-xdp = false\n");
-    let is_shown = |text: &str, key: &str, value: &str| {
-        let mut lines = text
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>());
-        lines.any(|words| words == [key, value])
+    let is_shown = |text: &str, line: &[&str]| {
+        let mut lines = text.lines().map(|it| it.split_whitespace().collect::<Vec<_>>());
+        assert!(lines.any(|words| words == line), "{line:?}: {text}");
     };
-    assert!(is_shown(&shown, "af-xdp", "false"), "{shown}");
-    assert_eq!(warned, "");
-    let [shown, warned] = check("vlans = [\"7\"]\n");
-    assert!(is_shown(&shown, "vlans", "7"), "{shown}");
-    assert!(
-        warned.starts_with("warning: ") && warned.contains("rule 1: vlans: with `zcrx`"),
-        "{warned}"
+    let (good, shown, warned) = check("af-xdp = false\n");
+    for (key, value) in [
+        ("rule", "1"),
+        ("user", "7"),
+        ("interface", "nic0"),
+        ("queues", "0-3"),
+        ("af-xdp", "false"),
+    ] {
+        is_shown(&shown, &[key, value]);
+    }
+    assert_eq!((good, warned.as_str()), (true, ""));
+    let (good, shown, warned) = check("vlans = [\"7\"]\n");
+    is_shown(&shown, &["vlans", "7"]);
+    assert!(good && warned.starts_with("warning: "), "{warned}");
+    assert_has(&warned, &["rule 1: vlans: with `zcrx`"]);
+    let (good, shown, said) = check("memlok = 1\n");
+    assert_eq!(
+        (good, shown.as_str(), said.lines().count()),
+        (false, "", 1),
+        "{said}"
     );
+    assert_has(&said, &["line 6", "memlok"]);
 }
 
 /// Starts a steward that must refuse to; what it says last.
 #[track_caller]
-fn complaint(world: &World, mut command: Command) -> String {
+fn complaint(world: &World, mut command: Command, socket: &str) -> String {
     command.arg("--policy").arg(world.dir.path().join("policy.toml"));
-    command.arg("--socket").arg(world.dir.path().join("other.sock"));
+    command.arg("--socket").arg(world.dir.path().join(socket));
     command.stdin(Stdio::null());
     let mut running = Running::start(command);
     assert!(!running.wait(wait::SOON).success(), "{running}");
     let report = running.said();
     assert!(!report.contains("ready"), "{report}");
     report.lines().last().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn socket_that_cannot_be_is_refused_with_the_reason() {
+    require!(Root);
+    let world = World::new();
+    for (socket, words) in [
+        ("steward.sock", &["another process listens there"][..]),
+        ("no/steward.sock", &["`mkdir -p ", "--socket"]),
+        ("policy.toml", &["not a socket: choose another path"]),
+    ] {
+        assert_has(&complaint(&world, world.command(), socket), words);
+    }
+    assert!(!world.dir.path().join("no").exists());
+    drop(world.lease(0, 1).expect("the first one serves"));
 }
 
 #[test]
@@ -240,11 +260,8 @@ fn steward_without_capabilities_names_them_and_is_not_ready() {
             "--no-new-privs",
             STEWARD,
         ]);
-        let report = complaint(&world, command);
-        assert!(
-            report.contains(lacks) && report.contains("start it as root"),
-            "{report}"
-        );
+        let report = complaint(&world, command, "other.sock");
+        assert_has(&report, &[lacks, "start it as root"]);
     }
 }
 
@@ -259,11 +276,8 @@ fn kernel_on_which_lessees_bind_themselves_needs_unbound_sockets() {
         command.env("STEWARD_OLD_KERNEL", "1");
         command
     };
-    let report = complaint(&world, command());
-    assert!(
-        report.contains("`unbound-sockets = true`") && report.contains("6.4"),
-        "{report}"
-    );
+    let report = complaint(&world, command(), "other.sock");
+    assert_has(&report, &["`unbound-sockets = true`", "6.4"]);
     let command = command();
     world.end_steward(Signal::TERM);
     write_policy(&world, &format!("[limits]\nunbound-sockets = true\n{POLICY}"));
@@ -271,7 +285,7 @@ fn kernel_on_which_lessees_bind_themselves_needs_unbound_sockets() {
     world.steward.await_text("ready");
     let lease = world.lease(0, 1).expect("allowed");
     let steering = lease.facts().steering;
-    assert!(steering.contains("reach any free queue"), "{steering}");
+    assert_has(&steering, &["reach any free queue"]);
     let mut echo = lessee::Echo::open(&lease, 0);
     let sent = frame::plain(100, 3);
     world.wire.try_send(&sent).expect("sent");

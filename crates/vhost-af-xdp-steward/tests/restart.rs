@@ -9,7 +9,7 @@ use common::{World, await_lease, bare, lessee, raw::Raw, soon, take};
 use rustix::process::Signal;
 use steward_client::LeaseError;
 use steward_protocol::{Answer, Reason, Request};
-use testkit::{frame, require, wait};
+use testkit::{assert_has, assert_soon, frame, procfs, require, wait};
 
 /// Every frame comes back, for that long.
 #[track_caller]
@@ -35,9 +35,8 @@ fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
         assert_eq!(world.program(), program);
         let report = running.said().matches("all requests work").count();
         world.restart();
-        assert!(
-            wait::until(wait::SOON, || running.said().matches("all requests work").count()
-                > report + 1),
+        assert_soon!(
+            running.said().matches("all requests work").count() > report + 1,
             "{running}"
         );
         assert_echoes_for(&world, Duration::from_millis(50));
@@ -146,7 +145,7 @@ fn queues_of_a_lessee_that_does_not_come_back_are_taken_back() {
     assert!(world.steward.said().contains("has not come back"));
     let over = wait::until_some(wait::SOON, || lease.take_changes().err());
     let over = over.expect("its lease is over").to_string();
-    assert!(over.contains("no lease waits for this lessee"), "{over}");
+    assert_has(&over, &["no lease waits for this lessee"]);
     world.lease(0, 1).expect("free");
 }
 
@@ -379,7 +378,7 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
     drop(stations);
     assert!(accepts(&world));
     drop(lease);
-    assert!(wait::until(wait::SOON, || !accepts(&world)));
+    assert_soon!(!accepts(&world));
 }
 
 #[test]
@@ -406,10 +405,7 @@ fn leftovers_can_be_removed_without_a_running_steward() {
     let _lease = world.lease(0, 1).expect("allowed");
     // Not under a steward that runs.
     let refused = world.take_back();
-    assert!(
-        refused.contains("another steward keeps its state in"),
-        "{refused}"
-    );
+    assert_has(&refused, &["another steward keeps its state in"]);
     world.end_steward(Signal::KILL);
     assert!(world.program().is_some());
     // Its policy may be gone, too.
@@ -429,9 +425,8 @@ fn leases_outlive_a_steward_with_no_more_capabilities_than_its_unit_gives_it() {
     for _ in 0..2 {
         world.end_steward(Signal::TERM);
         world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
-        let status = fs::read_to_string(format!("/proc/{}/status", world.steward.pid()));
-        let status = status.expect("it runs");
-        assert!(status.contains("CapEff:\t0000008000007080"), "{status}");
+        let effective = procfs::capabilities(world.steward.pid(), "CapEff");
+        assert_eq!(effective, Some(0x80_0000_7080));
         let lease = world.lease(0, 1).expect("allowed");
         let _echo = lessee::Echo::open(&lease, 0);
         world.end_steward(Signal::KILL);

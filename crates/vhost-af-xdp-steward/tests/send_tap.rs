@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use steward_client::Lease;
 use steward_protocol::{Reason, SendTapEnd};
 use testkit::stalled::StuckWrite;
-use testkit::{NetNs, VethPair, frame, require, wait};
+use testkit::{NetNs, VethPair, assert_soon, frame, require, wait};
 
 /// A lease of all queues of the interface, and a tap for its first one.
 fn lease_and_tap(world: &World, queues: u32) -> (Lease, SendTapEnd, File) {
@@ -45,7 +45,7 @@ fn links(world: &World) -> String {
 #[track_caller]
 fn assert_nothing_left(world: &World) {
     let is_left = || links(world).contains("vaxs");
-    assert!(wait::until(wait::SOON, || !is_left()), "{}", links(world));
+    assert_soon!(!is_left(), "{}", links(world));
 }
 
 #[test]
@@ -62,8 +62,7 @@ fn written_frames_leave_by_the_interface_until_descriptor_or_lease_end() {
     common::assert_refused_with(lease.send_tap(0, false), "close its descriptor first");
     assert_leaves(&world, &tap, 4);
     drop((tap, tap_of_other));
-    let is_gone = || !links(&world).contains("vaxs");
-    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
+    assert_soon!(!links(&world).contains("vaxs"), "{}", links(&world));
     let (next, tap_of_next) = tap_of(&lease, 0);
     assert_eq!(next, end);
     assert_leaves(&world, &tap_of_next, 5);
@@ -116,7 +115,7 @@ fn host_gets_nothing_of_it_whomever_it_is_for() {
     let mut from_the_wire = sent_to(address_of(VethPair::NIC));
     from_the_wire[6] = 0x02;
     world.wire.send(&from_the_wire);
-    assert!(wait::until(wait::SOON, || received() != before));
+    assert_soon!(received() != before);
 }
 
 #[test]
@@ -128,10 +127,10 @@ fn only_queues_of_the_lease_have_one_and_where_it_is_wanted_only_with_tso() {
     assert_eq!(refused.reason, Reason::Lease, "{refused}");
     drop(tap);
     let is_gone = || !links(&world).contains("vaxs");
-    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
+    assert_soon!(is_gone(), "{}", links(&world));
     let with_tso = || lease.send_tap(0, true).expect("allowed");
     assert_eq!(with_tso().map(|(end, _)| end), Some(end));
-    assert!(wait::until(wait::SOON, is_gone), "{}", links(&world));
+    assert_soon!(is_gone(), "{}", links(&world));
     world.veth.carry_no_gso_packets();
     assert!(with_tso().is_none());
 }

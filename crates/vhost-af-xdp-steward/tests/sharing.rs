@@ -12,10 +12,9 @@ use common::raw::{self, Raw};
 use common::{World, lessee, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use rustix::process::Signal;
 use steward_client::Lease;
 use steward_protocol::{Answer, Reason, Request, Rings, Step};
-use testkit::{NetNs, VethPair, frame, require, wait};
+use testkit::{NetNs, VethPair, assert_soon, frame, require, wait};
 use xsk::{First, FramePool, Socket, SocketConfig, Umem};
 
 use lessee::{Echo, UMEM_BYTES};
@@ -84,8 +83,7 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
     assert_echoes(&world, &mut [&mut first, &mut second], 64..128);
     // When both are gone, another memory may be registered.
     drop((first, second));
-    let freed = wait::until(wait::SOON, || lessee::register(&lease, 1).is_ok());
-    assert!(freed);
+    assert_soon!(lessee::register(&lease, 1).is_ok());
 }
 
 /// What the kernel has for each chunk it has for each socket: so sharing is no way around what the policy allows.
@@ -119,12 +117,7 @@ fn lease_of(world: &World, uid: u32) -> Lease {
 }
 
 fn leased(world: &World, uid: u32, start_queue: u32, queues: u32) -> Raw {
-    let leased = || {
-        let mut connection = Raw::connect_as(&world.socket(), uid, uid);
-        let answer = connection.ask(&Request::Lease(wanted(start_queue, queues)));
-        matches!(answer, Answer::Facts(_)).then_some(connection)
-    };
-    wait::until_some(wait::SOON, leased).expect("free")
+    Raw::leased_as(&world.socket(), uid, uid, &wanted(start_queue, queues))
 }
 
 /// Registers 2 MiB for a queue.
@@ -184,7 +177,7 @@ fn memory_counts_while_a_socket_is_being_bound_over_it() {
     let busy = own_socket(&world.veth.near, VethPair::NIC, 1);
     two.try_send_all(&share_within(10_000, 1, cookie).encode(77), &[first.as_fd()])
         .expect("room");
-    assert!(wait::until(wait::SOON, || world.children() == 1));
+    assert_soon!(world.children() == 1);
     drop((one, first));
     let mut third = leased(&world, uid, 0, 1);
     let answer = register(&mut third, 0);
@@ -204,11 +197,7 @@ fn leases_of_one_user_share_and_another_user_gets_nothing_of_it() {
     drop((second, two));
     // As a user whom somebody passed the descriptor.
     let uid = common::lessee_uid();
-    let mut other = Raw::connect_as(&world.socket(), uid, uid);
-    let leased = wait::until(wait::SOON, || {
-        matches!(other.ask(&Request::Lease(wanted(1, 1))), Answer::Facts(_))
-    });
-    assert!(leased);
+    let mut other = leased(&world, uid, 1, 1);
     let first = first.lender().first().expect("open");
     let answer = ask_with(
         &mut other,
@@ -268,10 +257,7 @@ fn descriptor_of_another_socket_than_named_is_rejected() {
     let world = World::new();
     let before = world.descriptors();
     let mut connection = Raw::connect(&world.socket());
-    assert!(matches!(
-        connection.ask(&Request::Lease(wanted(0, 2))),
-        Answer::Facts(_)
-    ));
+    connection.lease(wanted(0, 2));
     let memory = memfd(UMEM_BYTES);
     let answer = ask_with(&mut connection, &registration(0, 1), &[memory.as_fd()]);
     assert_eq!(answer, Answer::Done);
@@ -331,7 +317,7 @@ fn assert_bind_ends_with_the_lease(end: impl FnOnce(&mut World, Raw)) {
     let busy = own_socket(&world.veth.near, VethPair::NIC, 1);
     let request = share_within(10_000, 1, cookie).encode(77);
     two.try_send_all(&request, &[first.as_fd()]).expect("room");
-    assert!(wait::until(wait::SOON, || world.children() == 1));
+    assert_soon!(world.children() == 1);
     end(&mut world, two);
     world.await_that(|| world.children() == 0);
     drop(busy);
@@ -351,12 +337,10 @@ fn bind_over_shared_memory_ends_with_its_lessee() {
 #[test]
 fn bind_over_shared_memory_ends_when_the_policy_does_not_allow_the_lease_any_more() {
     assert_bind_ends_with_the_lease(|world, lessee| {
-        common::write_policy(&world.dir, &common::lessee_may(VethPair::NIC, "0"));
-        world.steward.signal(Signal::HUP);
+        world.set_policy(&common::lessee_may(VethPair::NIC, "0"));
         let (_, report) = lessee.receive(wait::SOON).expect("it is told");
         assert!(is_refused(&report, Reason::NotAllowed), "{report:?}");
-        common::write_policy(&world.dir, &common::lessee_may(VethPair::NIC, "all"));
-        world.steward.signal(Signal::HUP);
+        world.set_policy(&common::lessee_may(VethPair::NIC, "all"));
     });
 }
 
@@ -369,8 +353,7 @@ fn socket_of_a_lease_that_ended_is_no_reason() {
     let umem = lessee::umem();
     let first = open_first(&one, &umem, 0);
     drop(one);
-    let freed = wait::until(wait::SOON, || take(&world.socket(), &wanted(0, 1)).is_ok());
-    assert!(freed);
+    assert_soon!(take(&world.socket(), &wanted(0, 1)).is_ok());
     let held = first.lender().first().expect("open");
     let refusal = refusal(two.share(&held, &lessee::config(&two.facts(), 1)));
     assert_eq!(refusal.reason, Reason::Unregistered);

@@ -9,7 +9,7 @@ use crate::common;
 use common::{World, bare, filtered, lessee, lessee_may, refusal, soon, take, to, wanted};
 use steward_client::Lease;
 use steward_protocol::{Facts, Reason, Steered, Wanted};
-use testkit::{PacketPort, VethPair, require, wait};
+use testkit::{PacketPort, VethPair, assert_has, require, wait};
 
 /// Root may lease for these addresses and VLANs only.
 const NAMED: &str = r#"
@@ -81,19 +81,15 @@ fn nic_without_rules_is_reported_and_the_program_used() {
         steered, steering, ..
     } = lease.facts();
     assert_eq!(steered, Steered::ByProgram);
-    assert!(steering.contains("n-tuple"), "{steering}");
+    assert_has(&steering, &["n-tuple"]);
     assert!(!lease.facts().impaired);
     // Where the policy's rule names nothing the NIC is not even asked.
     drop(lease);
     let open = World::with(1, &common::POLICY.replace("HOLDER", "1"));
     let lease = take(&open.socket(), &filtered(0, &[OURS], &[])).expect("allowed");
-    assert!(
-        lease
-            .facts()
-            .steering
-            .contains("a steward makes rules if its policy names them"),
-        "{}",
-        lease.facts().steering
+    assert_has(
+        &lease.facts().steering,
+        &["a steward makes rules if its policy names them"],
     );
 }
 
@@ -129,7 +125,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     // What the far end of a veth does cannot be seen from here.
     let Facts { steering, .. } = lease.facts();
-    assert!(steering.contains("txvlan off"), "{steering}");
+    assert_has(&steering, &["txvlan off"]);
     // A macvlan's frames have lost their tags already; it has no say in it. All of its frames are no question of tags.
     near.ip(&["link add link", VethPair::NIC, "name mv0 type macvlan"]);
     let on_macvlan = |vlans: &[u16]| Wanted {
@@ -167,7 +163,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     };
     world.await_that(|| impaired(&lease) == Some(true));
     let Facts { note, .. } = lease.facts();
-    assert!(note.contains("`ethtool -K nic0 rxvlan off`"), "{note}");
+    assert_has(&note, &["`ethtool -K nic0 rxvlan off`"]);
     let refused = refusal(lease.activate(0, conf));
     assert_eq!(refused.reason, Reason::Impaired, "{refused}");
     let host = PacketPort::open(&world.veth.near, VethPair::NIC);

@@ -17,7 +17,7 @@ use steer::{ModeRequest, mac_bytes};
 use steward_client::{Lease, LeaseError};
 use steward_protocol::{Answer, Reason, Request, Wanted};
 use testkit::foreign::{Side, detach_all};
-use testkit::{VethPair, frame, require, wait};
+use testkit::{VethPair, assert_soon, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 /// Flows that are sent, of which each queue is to get some.
@@ -151,8 +151,7 @@ fn links(world: &World) -> String {
 
 #[track_caller]
 fn assert_no_tap(world: &World) {
-    let is_gone = || !links(world).contains("vaxu");
-    assert!(wait::until(wait::SOON, is_gone), "{}", links(world));
+    assert_soon!(!links(world).contains("vaxu"), "{}", links(world));
 }
 
 #[test]
@@ -229,8 +228,7 @@ fn other_users_attach_no_queue() {
         }
         end.store(true, Relaxed);
     });
-    let made = wait::until(wait::SOON, || network.lease.uplink(0, 2).is_ok());
-    assert!(made);
+    assert_soon!(network.lease.uplink(0, 2).is_ok());
 }
 
 #[test]
@@ -312,11 +310,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     assert!(lease.uplink(end.index, 1).expect("the same").1.is_empty());
     let out = [&[0; 12][..], &to([2, 0, 0, 0, 9, 9], frame::plain(200, 7))].concat();
     tap.write_all(&out).expect("it is up");
-    assert!(wait::until(wait::SOON, || world
-        .wire
-        .receive(Duration::from_millis(50))
-        .as_deref()
-        == Some(&out[12..])));
+    assert_soon!(world.wire.receive(Duration::from_millis(50)).as_deref() == Some(&out[12..]));
     // Another is asked for again and again: each has a limit.
     let mut refused = 0;
     let mut kept = vec![tap];
@@ -328,11 +322,7 @@ fn way_to_the_wire_is_for_leases_in_tap_mode_and_ends_with_them() {
     }
     assert!(refused > 0);
     drop(lease);
-    assert!(
-        wait::until(wait::SOON, || !links().contains("vaxu")),
-        "{}",
-        links()
-    );
+    assert_soon!(!links().contains("vaxu"), "{}", links());
     while world.wire.receive(Duration::ZERO).is_some() {}
     for tap in &mut kept {
         assert!(tap.write_all(&out).is_err());
@@ -468,7 +458,7 @@ fn guest_alone_in_tap_mode_takes_no_frames_of_the_host_of_another_or_of_a_networ
     assert_eq!(refusal(network.uplink(0, 1)).reason, Reason::NotAllowed);
     assert_eq!(refusal(network.host(0)).reason, Reason::NotAllowed);
     drop(second);
-    assert!(wait::until(wait::SOON, || network.uplink(0, 1).is_ok()));
+    assert_soon!(network.uplink(0, 1).is_ok());
 }
 
 #[test]

@@ -6,28 +6,21 @@ use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
-use common::{World, bare, refusal, take, wanted};
+use common::{World, bare, refusal, take};
 use rustix::process::Signal;
-use steer::{Filter, ModeRequest};
+use steer::ModeRequest;
 use steward_client::{Lease, LeaseError};
 use steward_protocol::Reason;
 use steward_protocol::Wanted;
 use testkit::daemon::Mode;
 use testkit::foreign::Foreign;
-use testkit::{PacketPort, VethPair, frame, require, wait};
+use testkit::{PacketPort, VethPair, assert_soon, frame, require, wait};
 
 const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n";
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 
 fn wanted_in(mode: ModeRequest, queue: u32) -> Wanted {
-    Wanted {
-        mode,
-        filter: Filter {
-            macs: vec![[2, 0, 0, 0, 0, 0xaa + queue as u8]],
-            vlans: Vec::new(),
-        },
-        ..wanted(queue, 1)
-    }
+    common::filtered(queue, &[[2, 0, 0, 0, 0, 0xaa + queue as u8]], &[]).in_mode(mode)
 }
 
 fn lease(world: &World, mode: ModeRequest, queue: u32) -> Result<Lease, LeaseError> {
@@ -102,8 +95,7 @@ fn mode_that_was_asked_for_by_name_is_known_to_the_next_steward() {
     let mut guest = Guest::new(&world, ModeRequest::Tap);
     drop(first);
     world.restart_after(Signal::KILL);
-    let back = || guest.lease.take_changes().is_ok() && !guest.lease.is_away();
-    assert!(wait::until(wait::SOON, back));
+    assert_soon!(guest.lease.take_changes().is_ok() && !guest.lease.is_away());
     assert_eq!(
         refusal(lease(&world, ModeRequest::Native, 1)).reason,
         Reason::Program
@@ -148,11 +140,7 @@ fn tap_ends_when_an_xdp_program_is_attached_even_if_the_steward_dies() {
         match is_native(&guest) {
             true => {
                 let links = || world.veth.near.output_of("ip", &["-o", "link"]);
-                assert!(
-                    wait::until(wait::SOON, || !links().contains("vaxu")),
-                    "{}",
-                    links()
-                );
+                assert_soon!(!links().contains("vaxu"), "{}", links());
             }
             false => assert!(guest.gets(&world, 2), "{point}"),
         }

@@ -297,11 +297,9 @@ fn tunnel_follows_its_device_and_the_policy() {
     set_tunnel(&tunnelled.lease);
     tunnelled.set_station();
     tunnelled.await_answers(true);
-    common::write_policy(&tunnelled.world.dir, &rule(VethPair::NIC));
-    tunnelled.world.steward.signal(Signal::HUP);
+    tunnelled.world.set_policy(&rule(VethPair::NIC));
     tunnelled.await_answers(false);
-    common::write_policy(&tunnelled.world.dir, &policy());
-    tunnelled.world.steward.signal(Signal::HUP);
+    tunnelled.world.set_policy(&policy());
     // The other rule has ended that lease.
     let again = || take(&tunnelled.world.socket(), &on_device()).ok();
     let lease = wait::until_some(wait::SOON, again).expect("allowed again");

@@ -138,8 +138,7 @@ fn user_without_a_rule_for_it_gets_no_queue() {
 fn steward_whose_policy_got_zcrx_after_its_start_asks_for_a_restart() {
     require!(Root);
     let mut world = World::new();
-    common::write_policy(&world.dir, &rules());
-    world.steward.signal(Signal::HUP);
+    world.set_policy(&rules());
     world
         .steward
         .await_text("`zcrx`) are refused until the steward is restarted");
@@ -232,8 +231,7 @@ fn queues_are_listed_and_counted_and_end_with_the_policy() {
             "{answer:?}"
         );
     }
-    common::write_policy(&world.dir, "");
-    world.steward.signal(Signal::HUP);
+    world.set_policy("");
     let ended = wait::until_some(wait::SOON, || lease.check().err());
     let Some(LeaseError::Refused(refusal)) = ended else {
         panic!("the lessee should have received the reason: {}", world.steward)

@@ -105,12 +105,7 @@ pub(crate) fn failed(answer: Answer) -> (Step, i32) {
 
 /// A connection with a lease of queue 0.
 pub(crate) fn leased(world: &World) -> Raw {
-    let leased = || {
-        let mut connection = Raw::connect(&world.socket());
-        let answer = connection.ask(&Request::Lease(wanted(0, 1)));
-        matches!(answer, Answer::Facts(_)).then_some(connection)
-    };
-    wait::until_some(wait::SOON, leased).expect("free")
+    Raw::leased_as(&world.socket(), 0, 0, &wanted(0, 1))
 }
 
 /// Both ends of a connection; much was sent by the first.

@@ -21,7 +21,7 @@ use steer::{Filter, ModeRequest, Station};
 use steward_client::{Lease, LeaseError, Waiting};
 use steward_protocol::{Facts, Reason, Refusal, StationChange, Wanted};
 use tempfile::TempDir;
-use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
+use testkit::{BpfFs, PacketPort, Running, VethPair, assert_soon, procfs, wait};
 
 /// The steward's program.
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
@@ -212,6 +212,12 @@ impl World {
         self.steward.wait(wait::SOON);
     }
 
+    /// Has the steward read another policy.
+    pub(crate) fn set_policy(&mut self, policy: &str) {
+        write_policy(&self.dir, policy);
+        self.steward.signal(Signal::HUP);
+    }
+
     /// Takes back what is left, by a command of its own; what that complains of.
     pub(crate) fn take_back(&self) -> String {
         let mut command = self.with_places(self.veth.near.command(STEWARD));
@@ -230,8 +236,7 @@ impl World {
             let files = state.into_iter().flatten().flatten().map(|entry| entry.path());
             files.chain(pinned).collect::<Vec<_>>()
         };
-        let gone = wait::until(wait::SOON, || left().is_empty());
-        assert!(gone, "{:?} stay", left());
+        assert_soon!(left().is_empty(), "{:?} stay", left());
     }
 
     /// Starts the steward again after its end.
@@ -312,10 +317,7 @@ impl World {
     /// Waits until there is no program on the interface.
     #[track_caller]
     pub(crate) fn await_no_program(&self) {
-        assert!(
-            wait::until(wait::SOON, || self.program().is_none()),
-            "the program stays"
-        );
+        assert_soon!(self.program().is_none(), "the program stays");
     }
 
     /// Whether the interface accepts frames to this address, too, not only to its own.
@@ -327,23 +329,22 @@ impl World {
 
     /// Open descriptors of the steward.
     pub(crate) fn descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.steward.pid()))
-            .expect("it runs")
-            .count()
+        procfs::descriptors(self.steward.pid())
     }
 
     /// Children that the steward has at work.
     pub(crate) fn children(&self) -> usize {
-        let pid = self.steward.pid();
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        children.expect("it runs").split_whitespace().count()
+        procfs::children(self.steward.pid()).len()
     }
 
     /// Waits until the steward has no more descriptors than it had.
     #[track_caller]
     pub(crate) fn await_descriptors(&self, before: usize) {
-        let is_within = wait::until(wait::SOON, || self.descriptors() <= before);
-        assert!(is_within, "{before} descriptors became {}", self.descriptors());
+        assert_soon!(
+            self.descriptors() <= before,
+            "{before} descriptors became {}",
+            self.descriptors()
+        );
     }
 
     /// A frame that the far end sends must come back from the lessee that echoes.

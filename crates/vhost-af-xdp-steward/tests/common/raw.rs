@@ -14,7 +14,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, send,
     sendmsg, socket_with, socketpair,
 };
-use steward_protocol::{Answer, MESSAGE_MAX, Request};
+use steward_protocol::{Answer, MESSAGE_MAX, Refusal, Request, Wanted};
+use testkit::wait;
 
 /// See the module's head.
 pub(crate) struct Raw {
@@ -77,9 +78,36 @@ impl Raw {
         self.serial += 1;
         self.send(&request.encode(self.serial))
             .expect("the connection is open");
-        let (serial, answer) = self.receive(testkit::wait::SOON).expect("an answer");
+        let (serial, answer) = self.receive(wait::SOON).expect("an answer");
         assert_eq!(serial, self.serial);
         answer
+    }
+
+    /// Has a lease from now on.
+    #[track_caller]
+    pub(crate) fn lease(&mut self, wanted: Wanted) {
+        let answer = self.ask(&Request::Lease(wanted));
+        assert!(matches!(answer, Answer::Facts(_)), "{answer:?}");
+    }
+
+    /// The same as soon as it is free.
+    #[track_caller]
+    pub(crate) fn leased_as(path: &Path, uid: u32, gid: u32, wanted: &Wanted) -> Self {
+        let leased = || {
+            let mut connection = Self::connect_as(path, uid, gid);
+            let answer = connection.ask(&Request::Lease(wanted.clone()));
+            matches!(answer, Answer::Facts(_)).then_some(connection)
+        };
+        wait::until_some(wait::SOON, leased).expect("free")
+    }
+
+    /// What the steward refuses this connection for, though it asked for nothing.
+    #[track_caller]
+    pub(crate) fn refusal(&self, limit: Duration) -> Refusal {
+        match self.receive(limit) {
+            Some((0, Answer::Refused(refusal))) => refusal,
+            report => panic!("it should have been refused: {report:?}"),
+        }
     }
 
     /// Sends bytes as one message, if there is room for it.
@@ -129,7 +157,7 @@ impl Raw {
 
     /// The descriptor that the next message brings.
     pub(crate) fn receive_descriptor(&self) -> OwnedFd {
-        let limit = Timespec::try_from(testkit::wait::SOON).expect("short");
+        let limit = Timespec::try_from(wait::SOON).expect("short");
         assert_eq!(
             poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&limit)),
             Ok(1)

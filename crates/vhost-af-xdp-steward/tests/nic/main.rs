@@ -27,7 +27,7 @@ use steward_client::{LeaseError, QueueLease, Waiting};
 use steward_protocol::{Reason, ZcrxWanted};
 use testkit::daemon::Mode;
 use testkit::foreign::Foreign;
-use testkit::{Running, require, wait};
+use testkit::{Running, assert_soon, require, wait};
 use zcrx::{Config, Memory, Offer, Prepared, QueueId, Receiver, Request, Source};
 
 const NIC: &str = "rig1";
@@ -75,7 +75,7 @@ impl Rig {
                 .iter()
                 .all(|it| std::path::Path::new("/sys/class/net").join(it).exists())
         };
-        assert!(wait::until(wait::SOON, is_there), "{NIC} and {WIRE} are away");
+        assert_soon!(is_there(), "{NIC} and {WIRE} are away");
         let rig = Self {
             world: World::kept_for(policy, "10"),
         };
@@ -211,8 +211,8 @@ impl Rig {
 
     #[track_caller]
     fn assert_untouched(&self) {
-        assert!(
-            wait::until(wait::SOON, || self.is_untouched()),
+        assert_soon!(
+            self.is_untouched(),
             "{} rules, {:?}, table of {:?}",
             self.rules(),
             self.bound(),
@@ -400,8 +400,7 @@ fn taken_queue_is_rejected_and_leased_when_it_is_free() {
         let _receiver = rig.receiver();
         rig.assert_refused(Reason::Taken, "io_uring");
     });
-    let is_free = || rig.bound().is_none();
-    assert!(wait::until(wait::SOON, is_free), "it stays bound");
+    assert_soon!(rig.bound().is_none(), "it stays bound");
     // A lease of somebody else's.
     let lease = rig.take().expect("it is free");
     rig.assert_refused(Reason::Taken, "another lease");
@@ -456,7 +455,7 @@ fn number_of_queues_changes_under_a_lease_and_bytes_come_all_the_same() {
     running.await_text("all bytes are there");
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
-    assert!(wait::until(wait::SOON, || rig.bound().is_none() && rig.rules() == 0));
+    assert_soon!(rig.bound().is_none() && rig.rules() == 0);
     assert!(channels("4"), "nobody has it any more");
     rig.assert_untouched();
 }
@@ -491,11 +490,9 @@ fn table_is_as_before_whichever_of_two_leased_queues_is_given_back_first() {
         leases.sort_by_key(|&(queue, _)| queue != queues[0]);
         for (queue, lease) in leases {
             drop(lease);
-            let is_back = || rig.table().contains(&queue);
-            assert!(wait::until(wait::SOON, is_back), "{queue}");
+            assert_soon!(rig.table().contains(&queue), "{queue}");
         }
-        let is_as_before = || table() == before;
-        assert!(wait::until(wait::SOON, is_as_before), "{before} is {}", table());
+        assert_soon!(table() == before, "{before} is {}", table());
     }
     rig.await_no_split();
 }

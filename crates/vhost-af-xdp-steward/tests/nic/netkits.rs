@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use host::nic::bound::Bound;
 use rustix::process::Signal;
-use steer::{Filter, SocketMap};
+use steer::SocketMap;
 use steward_client::{Lease, LeaseError};
 use steward_protocol::{Facts, NetkitEnd, NetkitWanted, Reason, Wanted};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, assert_has, daemon, require,
+    wait,
 };
 use xsk::{BindRequest, QueueId, Socket, SocketConfig};
 
@@ -42,11 +43,8 @@ fn rig() -> Option<Rig> {
 
 fn wanted() -> Wanted {
     Wanted {
-        filter: Filter {
-            macs: vec![MAC],
-            vlans: Vec::new(),
-        },
-        ..common::wanted_of(NIC, QUEUE, 1)
+        interface: NIC.to_owned(),
+        ..common::filtered(QUEUE, &[MAC], &[])
     }
 }
 
@@ -93,8 +91,7 @@ impl Rig {
                 .count()
         };
         let before = count(self);
-        common::write_policy(&self.world.dir, policy);
-        self.world.steward.signal(Signal::HUP);
+        self.world.set_policy(policy);
         self.world.await_that(|| count(self) > before);
     }
 
@@ -190,10 +187,7 @@ fn frames_pass_both_ways_by_a_netkit_in_another_namespace_and_all_goes_with_the_
     let lease = rig.lease_of_a_netkit();
     let made = rig.netkit_in(&lease, &pod);
     let link = pod.output_of("ip", &["-d", "link", "show", "dev", NAME]);
-    assert!(
-        link.contains("02:00:00:00:6e:6b") && link.contains(",UP"),
-        "{link}"
-    );
+    assert_has(&link, &["02:00:00:00:6e:6b", ",UP"]);
     assert_eq!(made.0.name, NAME);
     let bound = rig.bound();
     let is_there = matches!(bound, Some(Bound::Lease(to)) if (to.ifindex, to.queue) == (made.0.ifindex, made.0.queue)
@@ -391,17 +385,11 @@ fn daemon_serves_a_guest_on_a_netkit_of_the_command() {
         String::from_utf8_lossy(&report.stdout).into_owned()
     };
     let at_nic = ask(&rig.world.veth.near, &["queues", NIC]);
-    assert!(at_nic.contains(", queue 1, network namespace "), "{at_nic}");
+    assert_has(&at_nic, &[", queue 1, network namespace "]);
     let at_netkit = ask(&pod, &["queues", NAME]);
-    assert!(
-        at_netkit.contains("lease of a NIC in another network namespace"),
-        "{at_netkit}"
-    );
+    assert_has(&at_netkit, &["lease of a NIC in another network namespace"]);
     let checked = ask(&pod, &["check", NAME]);
-    assert!(
-        checked.contains("--start-queue 1 --inhibit --map-path"),
-        "{checked}"
-    );
+    assert_has(&checked, &["--start-queue 1 --inhibit --map-path"]);
     pod.enter(|| {
         let serve = Serve::interface(NAME).by_root().flag("--inhibit");
         let serve = serve

@@ -8,7 +8,7 @@ use std::time::Duration;
 use steer::Filter;
 use steward_protocol::{Reason, Steered, Wanted};
 use testkit::foreign::{Verdict, judge_all};
-use testkit::{PacketPort, frame, require, wait};
+use testkit::{PacketPort, assert_soon, frame, require, wait};
 
 use super::common::{self, lessee};
 use super::{Bound, NIC, QUEUE, Rig, WIRE, kills};
@@ -35,8 +35,8 @@ fn queue_is_had_for_packets_in_zero_copy_and_for_streams_in_turn_and_nothing_sta
         rig.assert_untouched();
         rig.set_split(false);
     }
-    assert!(
-        wait::until(wait::SOON, || rig.pools() == pools),
+    assert_soon!(
+        rig.pools() == pools,
         "{} pools of pages, {pools} at first",
         rig.pools()
     );
@@ -91,8 +91,7 @@ fn frames_take_the_path_of_the_programs_verdict() {
                 frame::assert_same(&wait::until_some(wait::SOON, ours).expect("it arrives"), &frame);
             }
         }
-        let is_counted = || rig.counted_of(0, counter) >= before + sent;
-        assert!(wait::until(wait::SOON, is_counted), "{verdict:?}");
+        assert_soon!(rig.counted_of(0, counter) >= before + sent, "{verdict:?}");
         drop(program);
     }
     assert_eq!(rig.pools(), pools);
