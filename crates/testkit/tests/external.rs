@@ -10,7 +10,7 @@ use testkit::daemon::{Mode, private_dir};
 use testkit::driver::{F_HOST_ALL, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
 use testkit::gso_packet::{GsoPacket, Ip, header};
-use testkit::guest::{Backend, Guest, qemu_has_af_xdp};
+use testkit::guest::{Guest, qemu_has_af_xdp};
 use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
     BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require,
@@ -146,35 +146,31 @@ fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values
 
 /// A guest of QEMU's own AF_XDP and one of the daemon, one after the other, with the options of both word by word the
 /// same.
-fn assert_either_serves(veth: &VethPair, options: impl Fn() -> (Vec<OwnedFd>, Vec<(&'static str, String)>)) {
-    give_address(veth);
-    let check = |guest: &Guest| {
+fn assert_either_serves(
+    veth: VethPair,
+    options: impl Fn(&VethPair) -> (Vec<OwnedFd>, Vec<(&'static str, String)>),
+) {
+    if qemu_has_af_xdp() {
+        give_address(&veth);
+        let (sockets, options) = options(&veth);
+        let words = options.iter().map(|(name, value)| format!(",{name}={value}"));
+        let netdev = format!(
+            "af-xdp,ifname={},inhibit=on{}",
+            VethPair::NIC,
+            words.collect::<String>()
+        );
+        let boot = || Guest::boot_in(&veth.near, &netdev, GUEST, &["--mem", "256"]);
+        let guest = inherited(&sockets.iter().collect::<Vec<_>>(), boot);
         let said = guest.run(&format!("ping -c 3 -i 0.2 -W 60 {HOST}"));
         assert!(said.contains(" 0% packet loss"), "{said}");
-    };
-    if qemu_has_af_xdp() {
-        let (sockets, options) = options();
-        let words: String = options
-            .iter()
-            .map(|(name, value)| format!(",{name}={value}"))
-            .collect();
-        let netdev = format!("af-xdp,ifname={},inhibit=on{words}", VethPair::NIC);
-        let boot = || Guest::boot_in(&veth.near, &netdev, GUEST, &["--mem", "256"]);
-        check(&inherited(&sockets.iter().collect::<Vec<_>>(), boot));
     }
-    let (sockets, options) = options();
+    let (sockets, options) = options(&veth);
     let serve = options.iter().fold(inhibited(), |serve, (name, value)| {
         serve.with(&format!("--{name}"), value)
     });
-    let spawn = || Daemon::spawn(&veth.near, &serve);
-    let mut daemon = inherited(&sockets.iter().collect::<Vec<_>>(), spawn);
+    let daemon = listening(&veth, &sockets.iter().collect::<Vec<_>>(), &serve);
     drop(sockets);
-    daemon.await_sockets(&[daemon.socket(), daemon.path("control")]);
-    check(&Guest::boot(
-        Backend::Daemon(&daemon.socket()),
-        GUEST,
-        &["--mem", "256"],
-    ));
+    assert_serves_guests(veth, daemon, 1);
 }
 
 #[test]
@@ -182,7 +178,7 @@ fn sockets_that_are_laid_out_for_qemu_serve_the_daemon() {
     require!(Root, Qemu);
     let veth = VethPair::new();
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 0);
-    assert_either_serves(&veth, || {
+    assert_either_serves(veth, |veth| {
         let socket = foreign::socket(&veth.near);
         program.place(0, &socket);
         let options = vec![("mode", "native".to_owned()), ("sock-fds", list(&[&socket]))];
@@ -197,7 +193,7 @@ fn map_that_is_pinned_for_qemu_serves_the_daemon_from_the_same_index_on() {
     let program = Foreign::attach(&veth.near, VethPair::NIC, Mode::Native, 3);
     let bpffs = BpfFs::new();
     let pinned = foreign::pin(&bpffs, &program.map, "xsks");
-    assert_either_serves(&veth, || {
+    assert_either_serves(veth, |_| {
         let index = ("map-start-index", "3".to_owned());
         (vec![], vec![("map-path", pinned.clone()), index])
     });

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testkit::daemon::{self};
 use testkit::kernel::has_hints;
 use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
-use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, assert_soon, require, wait};
 
 /// A file whose network asks for hints.
 fn with_hints(hints: &str, file: &str) -> String {
@@ -95,15 +95,13 @@ fn program_tag(veth: &VethPair) -> String {
 }
 
 #[rstest]
+#[case(true, &[])]
+#[case(false, &["--mode", "skb"])]
+#[case(true, &["--memory", "direct"])]
+#[case(false, &["--memory", "send-direct"])]
 fn where_nobody_needs_tags_it_is_the_plain_program_by_itself_and_nothing_is_said(
-    #[values(false, true)] leased: bool,
-    #[values(
-        &[][..],
-        &["--mode", "skb"],
-        &["--memory", "direct"],
-        &["--memory", "send-direct"],
-    )]
-    options: &[&str],
+    #[case] leased: bool,
+    #[case] options: &[&str],
 ) {
     require!(Root);
     if !has_hints() {
@@ -172,11 +170,7 @@ fn ports_with_vlans_are_taken_where_tags_are_taken_off_and_told(#[values(false, 
     assert_eq!(on(), json!([]), "nobody needs tags");
     let mut first = guests(&daemon, 1, &DriverConfig::default());
     daemon.reload_with(&auto(&["", "vlan = 100"]));
-    assert!(
-        wait::until(wait::SOON, || on() == json!(["vlan"])),
-        "{}",
-        daemon.status()
-    );
+    assert_soon!(on() == json!(["vlan"]), "{}", daemon.status());
     // The first one's frames come as before.
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     let plain = frame(mac(0), STRANGER, 60, 1);
@@ -210,11 +204,7 @@ fn frames_go_on_while_hints_are_switched_by_the_file() {
             "none" | "auto" => Vec::new(),
             names => names.split(',').collect(),
         };
-        assert!(
-            wait::until(wait::SOON, || on()["on"] == json!(expected)),
-            "{:#}",
-            on()
-        );
+        assert_soon!(on()["on"] == json!(expected), "{:#}", on());
         let plain = frame(mac(1), STRANGER, 60, number);
         lan.wire.send(&plain);
         assert_eq!(lan.received(1), plain, "{hints}");

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use testkit::api::{Answer, Api};
 use testkit::daemon::DIR;
 use testkit::lan::{self, mac};
-use testkit::{Daemon, Driver, Layout, NetNs, Serve, frame, require, wait};
+use testkit::{Daemon, Driver, Layout, NetNs, Serve, assert_soon, frame, require, wait};
 
 use super::document::Document;
 
@@ -211,50 +211,26 @@ fn what_cannot_be_is_refused_by_key_and_all_is_as_before() {
         keys[key] = value;
         keys
     };
+    let own = json!(scene.daemon.path("control"));
+    let neither = "isolated = \"yes\": give true or false";
+    for (key, value, words) in [
+        ("queus", json!(1), "unknown key"),
+        ("queues", json!(200), "1 to 128"),
+        ("queues", json!("2"), "give a number"),
+        ("isolated", json!("yes"), neither),
+        ("network", json!("wan"), "none of that name"),
+        ("socket-path", json!("/elsewhere/x"), "socket-directories"),
+        ("socket-path", json!("x.sock"), "absolute"),
+        ("socket-path", own, "the daemon itself uses this path"),
+        ("socket-owner", json!("no such user"), "no such user"),
+    ] {
+        scene.refuse("PUT", "vm3", &with(3, key, value), (422, Some(key), words));
+    }
+    let on_lo = json!({"socket-path": scene.daemon.path("x.sock"), "ifname": "lo"});
+    let inherited = json!({"fd": 7, "null": true});
     for (body, key, words) in [
-        (with(3, "queus", json!(1)), Some("queus"), "unknown key"),
-        (with(3, "queues", json!(200)), Some("queues"), "1 to 128"),
-        (with(3, "queues", json!("2")), Some("queues"), "give a number"),
-        (
-            with(3, "isolated", json!("yes")),
-            Some("isolated"),
-            "isolated = \"yes\": give true or false",
-        ),
-        (
-            with(3, "network", json!("wan")),
-            Some("network"),
-            "none of that name",
-        ),
-        (
-            with(3, "socket-path", json!("/elsewhere/x")),
-            Some("socket-path"),
-            "socket-directories",
-        ),
-        (
-            with(3, "socket-path", json!("x.sock")),
-            Some("socket-path"),
-            "absolute",
-        ),
-        (
-            with(3, "socket-owner", json!("no such user")),
-            Some("socket-owner"),
-            "no such user",
-        ),
-        (
-            json!({"socket-path": scene.daemon.path("x.sock"), "ifname": "lo"}),
-            Some("ifname"),
-            "of the file",
-        ),
-        (
-            with(3, "socket-path", json!(scene.daemon.path("control"))),
-            Some("socket-path"),
-            "the daemon itself uses this path",
-        ),
-        (
-            json!({"fd": 7, "null": true}),
-            Some("fd"),
-            "put the port into the file",
-        ),
+        (on_lo, Some("ifname"), "of the file"),
+        (inherited, Some("fd"), "put the port into the file"),
         (scene.keys(2), None, "asked for by two ports"),
     ] {
         scene.refuse("PUT", "vm3", &body, (422, key, words));
@@ -449,11 +425,7 @@ fn limit_that_is_reached_is_told_once() {
             .filter(|(_, event)| event == "limit-reached")
             .collect::<Vec<_>>()
     };
-    assert!(
-        wait::until(wait::SOON, || !told().is_empty()),
-        "{:?}",
-        scene.events()
-    );
+    assert_soon!(!told().is_empty(), "{:?}", scene.events());
     assert_eq!(told(), [("vm2".to_owned(), "limit-reached".to_owned())]);
     drop(two);
 }

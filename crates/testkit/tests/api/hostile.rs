@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect as connect_to, socket_with};
 use testkit::api::{Api, Processes};
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, holdings, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, assert_soon, holdings, procfs, require, wait};
 
 /// Longer than the server has patience.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -47,8 +47,8 @@ fn stranger_who_takes_all_connections_leaves_others_theirs() {
     for _ in 0..10 {
         assert_eq!(api.ask("/v1/ports", &[]).status, 200);
     }
-    assert!(
-        wait::until(wait::SOON, || holdings::of(pid).is_within(&before)),
+    assert_soon!(
+        holdings::of(pid).is_within(&before),
         "before {before:?}, after {:?}",
         holdings::of(pid)
     );
@@ -287,11 +287,7 @@ fn unread_streams_of_events_hold_up_nobody() {
         let read = api.get("/v1/events");
         (read["lost"].as_u64(), read["events"].as_array().map(Vec::len))
     };
-    assert!(
-        wait::until(wait::SOON, || all() == (Some(0), Some(200))),
-        "{:?}",
-        all()
-    );
+    assert_soon!(all() == (Some(0), Some(200)), "{:?}", all());
     assert_eq!(Processes::of(&mut daemon).child, child, "it is the same process");
 }
 
@@ -332,10 +328,7 @@ fn client_that_does_not_read_is_given_up_and_no_frame_waits_for_it() {
     }
     rig.assert_passes_both_ways();
     assert_eq!(api.ask("/v1/status", &[]).status, 200);
-    let places = || {
-        let fds = std::fs::read_dir(format!("/proc/{child}/fd")).expect("it runs");
-        fds.count()
-    };
+    let places = || procfs::descriptors(child);
     let with_them = places();
     let given_up = wait::until(PATIENCE, || places() + deaf.len() <= with_them);
     assert!(given_up, "{} descriptors of {with_them}", places());

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::daemon::DIR;
-use testkit::{NetNs, Serve, require, wait};
+use testkit::{NetNs, Serve, assert_has, assert_soon, require};
 
 use super::changes::{Scene, network};
 
@@ -33,9 +33,9 @@ fn added_ports_are_there_after_a_restart() {
     scene.do_change("PUT", "vm2", &keys, "added");
     scene.do_change("PUT", "vm3", &scene.keys(3), "added");
     let done = scene.change("PATCH", "vm2", &json!({"isolated": true})).json()["done"].to_string();
-    assert!(
-        done.contains("what was added is kept in ") && done.contains("ports.toml for the next start"),
-        "{done}"
+    assert_has(
+        &done,
+        &["what was added is kept in ", "ports.toml for the next start"],
     );
     restart(&mut scene, &netns);
     let port = scene.api.get("/v1/ports/vm2");
@@ -53,10 +53,7 @@ fn added_ports_are_there_after_a_restart() {
     let new = scene.daemon.path("ports.toml.new");
     std::fs::create_dir(&new).expect("ours");
     let done = scene.change("PUT", "vm4", &scene.keys(4)).json()["done"].to_string();
-    assert!(
-        done.contains("port vm4 began") && done.contains("NOT kept in "),
-        "{done}"
-    );
+    assert_has(&done, &["port vm4 began", "NOT kept in "]);
     let control = scene.daemon.path("control").to_str().expect("UTF-8").to_owned();
     let words = ["port", "set", "vm4", "isolated", "--control", &control];
     let (status, said) = testkit::daemon::run_to_end(&netns, &words);
@@ -98,25 +95,26 @@ fn kept_port_that_is_not_possible_any_more_is_left_out_and_logged() {
     let names =
         ["vm1", "vm2", "vm3", "vm4", "thief", "outside"].map(|name| scene.daemon.port_named(name).is_some());
     assert_eq!(names, [true, false, true, true, false, false]);
-    for words in [
-        "port vm2: mac 02:00:00:00:00:02",
-        "port thief: ifname = \"lo\"",
-        "port outside: socket-path",
-    ] {
-        assert!(scene.daemon.said().contains(words), "{words}");
-    }
+    assert_has(
+        &scene.daemon.said(),
+        &[
+            "port vm2: mac 02:00:00:00:00:02",
+            "port thief: ifname = \"lo\"",
+            "port outside: socket-path",
+        ],
+    );
     let failed = || scene.daemon.status()["configuration"]["failed"].to_string();
-    assert!(failed().contains("port vm2 could not start"), "{}", failed());
+    assert_has(&failed(), &["port vm2 could not start"]);
     // It is kept meanwhile, also when another version cannot start, and is there again once the file allows it.
     let (mut keys, socket) = (scene.keys(2), scene.daemon.path("vm2.sock"));
     keys["mac"] = "02:00:00:00:00:22".into();
     std::fs::write(&socket, "").expect("ours");
     scene.refuse("PUT", "vm2", &keys, (409, None, "cannot listen"));
-    assert!(failed().contains("port vm2 could not start"), "{}", failed());
+    assert_has(&failed(), &["port vm2 could not start"]);
     std::fs::remove_file(&socket).expect("ours");
     scene.do_change("PUT", "vm5", &scene.keys(5), "added");
     let said = scene.daemon.reload_with(&text());
-    assert!(said.contains("port vm2 began"), "{said}");
+    assert_has(&said, &["port vm2 began"]);
     assert!(!failed().contains("vm2"), "{}", failed());
     assert_eq!(scene.api.get("/v1/ports/vm2")["mac"], "02:00:00:00:00:02");
     drop(scene.guest(2));
@@ -133,10 +131,7 @@ fn kept_port_that_the_host_cannot_start_is_left_out_until_a_reload() {
     scene.daemon.kill();
     // Where its socket was is a file of somebody else.
     let socket = scene.daemon.path("vm2.sock");
-    assert!(
-        wait::until(wait::SOON, || !socket.exists()),
-        "the helper removes it"
-    );
+    assert_soon!(!socket.exists(), "the helper removes it");
     std::fs::write(&socket, "").expect("ours");
     scene.restart(&netns);
     let said = scene.daemon.said();
@@ -146,7 +141,7 @@ fn kept_port_that_the_host_cannot_start_is_left_out_until_a_reload() {
     );
     drop(scene.guest(1));
     let failed = scene.daemon.status()["configuration"]["failed"].to_string();
-    assert!(failed.contains("port vm2 could not start"), "{failed}");
+    assert_has(&failed, &["port vm2 could not start"]);
     // It is kept all the same, and starts once it can.
     scene.do_change("PUT", "vm3", &scene.keys(3), "added");
     std::fs::remove_file(&socket).expect("ours");
@@ -162,8 +157,8 @@ fn without_a_place_the_answer_says_that_ports_end_with_the_daemon() {
     let netns = NetNs::new("api");
     let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
     let done = scene.change("PUT", "vm2", &scene.keys(2)).json()["done"].to_string();
-    assert!(
-        done.contains("what was added ends with the daemon: `state` below [daemon]"),
-        "{done}"
+    assert_has(
+        &done,
+        &["what was added ends with the daemon: `state` below [daemon]"],
     );
 }

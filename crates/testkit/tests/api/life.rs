@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use testkit::api::{Api, Processes};
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, holdings, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, assert_soon, holdings, procfs, require, wait};
 
 fn kill(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a number")).expect("not 0");
@@ -92,9 +92,8 @@ fn deaths_of_the_gateway_and_a_thousand_clients_cost_the_daemon_nothing() {
     }
     assert_eq!(api.ask("/v1/status", &[]).status, 200);
     rig.assert_passes_both_ways();
-    let is_as_before = || holdings::of(pid).is_within(&before);
-    assert!(
-        wait::until(wait::SOON, is_as_before),
+    assert_soon!(
+        holdings::of(pid).is_within(&before),
         "before {before:?}, after {:?}",
         holdings::of(pid)
     );
@@ -113,8 +112,7 @@ fn they_end_with_the_daemon_however_that_ends() {
             false => daemon.kill(),
         }
         processes.await_end();
-        let gone = wait::until(wait::SOON, || !api.socket().exists());
-        assert!(gone, "the socket stayed behind");
+        assert_soon!(!api.socket().exists(), "the socket stayed behind");
         let said = daemon.said();
         let alarms = ["the gateway has", "another process answers"];
         assert!(!alarms.iter().any(|alarm| said.contains(alarm)), "{said}");
@@ -151,20 +149,19 @@ fn requests_and_lives_leave_nothing_behind() {
         holdings::steady(processes.child, wait::QUIET),
     );
     ask_often();
-    assert!(
-        wait::until(wait::SOON, || holdings::of(processes.child).is_within(&theirs)),
+    assert_soon!(
+        holdings::of(processes.child).is_within(&theirs),
         "before {theirs:?}, after {:?}",
         holdings::of(processes.child)
     );
     for _ in 0..3 {
         let child = Processes::of(&mut daemon).child;
         kill(child);
-        let another = wait::until(wait::SOON, || Processes::of(&mut daemon).child != child);
-        assert!(another, "none came");
+        assert_soon!(Processes::of(&mut daemon).child != child, "none came");
         ask_all();
     }
-    assert!(
-        wait::until(wait::SOON, || holdings::of(pid).is_within(&ours)),
+    assert_soon!(
+        holdings::of(pid).is_within(&ours),
         "before {ours:?}, after {:?}",
         holdings::of(pid)
     );
@@ -179,20 +176,16 @@ fn process_that_talks_to_clients_has_nothing_else() {
     let _ = api.get("/v1/status");
     let Processes { parent, child } = Processes::of(&mut daemon);
     for pid in [parent, child] {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-        let field = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.expect(name).split_whitespace().collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(field("Uid:"), "65534 65534 65534 65534");
-        assert_eq!(field("Groups:"), "");
-        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
-            assert_eq!(u64::from_str_radix(&field(set), 16), Ok(0), "{set}");
+        let field = |line: &str| procfs::status(pid, line).expect("it runs");
+        assert_eq!(field("Uid"), "65534\t65534\t65534\t65534");
+        assert_eq!(field("Groups"), "");
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(procfs::capabilities(pid, set), Some(0), "{set}");
         }
-        assert_eq!(field("NoNewPrivs:"), "1");
-        assert_eq!(field("Threads:"), "1");
+        assert_eq!(field("NoNewPrivs"), "1");
+        assert_eq!(field("Threads"), "1");
         if pid == child {
-            assert_eq!(field("Seccomp:"), "2");
+            assert_eq!(field("Seccomp"), "2");
         }
         let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).expect("it runs");
         assert_ne!(namespace(&pid.to_string()), namespace("self"));

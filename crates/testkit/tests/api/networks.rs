@@ -129,26 +129,16 @@ fn impossible_network_is_refused_by_key_and_nothing_changes() {
     let netns = NetNs::new("api");
     let text = network(None, &[1]);
     let scene = Scene::new(&netns, Serve::file().by_root(), &[], &text);
+    let many = json!({"uplink": "lo", "queues": 4_000_000_000_u32});
+    // Without a steward's policy only what the file names can be used: others may control the daemon.
+    let foreign = "ports or networks of the file have";
     for (body, key, words) in [
-        (
-            json!({"uplik": "eth1"}),
-            Some("uplik"),
-            "did you mean \"uplink\"?",
-        ),
-        (json!({"uplink": 7}), Some("uplink"), "uplink = 7"),
-        (
-            json!({"uplink": "lo", "queues": 4_000_000_000_u32}),
-            Some("queues"),
-            "1 to 128 queues",
-        ),
-        // Without a steward's policy only what the file names can be used: others may control the daemon.
-        (
-            json!({"uplink": "lo"}),
-            Some("uplink"),
-            "ports or networks of the file have",
-        ),
+        (json!({"uplik": "eth1"}), "uplik", "did you mean \"uplink\"?"),
+        (json!({"uplink": 7}), "uplink", "uplink = 7"),
+        (many, "queues", "1 to 128 queues"),
+        (json!({"uplink": "lo"}), "uplink", foreign),
     ] {
-        scene.refuse("PUT", "networks/blue", &body, (422, key, words));
+        scene.refuse("PUT", "networks/blue", &body, (422, Some(key), words));
     }
     scene.refuse("PUT", "networks/a%2Fb", &json!({}), (422, None, "a name has"));
     scene.refuse(

@@ -3,7 +3,7 @@
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::{DIR, Mode, Placement, binary, private_dir, sandbox_attempt};
-use testkit::{Daemon, DriverConfig, Lessor, Rig, Running, Serve, VethPair, require, wait};
+use testkit::{Daemon, DriverConfig, Lessor, Rig, Running, Serve, VethPair, procfs, require, wait};
 
 use super::{attempt, by_root, open_to_everybody};
 
@@ -132,13 +132,6 @@ fn daemon_of_root_ends_up_as_nobody_with_nothing() {
     assert_eq!(status["sandbox"]["files"].as_str(), Some("denied"));
 }
 
-/// A set of capabilities of a process, all threads having the same.
-fn capabilities(pid: u32, set: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(set));
-    u64::from_str_radix(line.expect("a line").trim(), 16).expect("hexadecimal")
-}
-
 #[test]
 fn privileged_processes_keep_only_what_they_need() {
     require!(Root);
@@ -166,11 +159,12 @@ fn privileged_processes_keep_only_what_they_need() {
 /// No set has more than these, and what is needed is there.
 #[track_caller]
 fn assert_keeps_at_most(pid: u32, most: u64) {
-    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
-        assert_eq!(capabilities(pid, set) & !most, 0, "{set}");
+    let its = |set| procfs::capabilities(pid, set).expect("it runs");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(its(set) & !most, 0, "{set}");
     }
-    assert_ne!(capabilities(pid, "CapEff:"), 0);
-    assert_eq!(capabilities(pid, "NoNewPrivs:"), 1);
+    assert_ne!(its("CapEff"), 0);
+    assert_eq!(procfs::number(pid, "NoNewPrivs"), 1);
 }
 
 #[test]
