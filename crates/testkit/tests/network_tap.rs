@@ -9,9 +9,10 @@ use rustix::process::Signal;
 use testkit::daemon::Mode;
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL};
 use testkit::gso_packet::{GsoPacket, Ip, header, heard};
-use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, port};
+use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, once, port};
 use testkit::{
-    Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
+    Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, assert_soon, foreign, kernel, require,
+    wait,
 };
 
 /// Ports with these keys in a network in tap mode.
@@ -49,15 +50,12 @@ fn await_frame(lan: &mut Lan, guest: usize, frame: &[u8]) {
 /// The same as soon as frames pass again: some are lost until then.
 #[track_caller]
 fn await_passes(lan: &mut Lan) {
-    let mut number = 0;
-    let passes = wait::until(wait::SOON, || {
-        number += 1;
-        let sent = frame(mac(0), STRANGER, 200, number);
+    let sent = once(mac(0), STRANGER, 200);
+    assert_soon!({
         lan.wire.send(&sent);
         let got = lan.guests[0].pairs[0].receive(Duration::from_millis(100));
         got.is_some_and(|got| got.frame == sent)
     });
-    assert!(passes);
     assert_passes(lan, 255);
 }
 
@@ -134,7 +132,7 @@ fn frames_go_on_while_the_steward_is_restarted() {
     assert_passes(&mut lan, 21);
     lan.daemon.terminate();
     let left = || taps(&lan.veth.near);
-    assert!(wait::until(wait::SOON, || left().is_empty()), "{}", left());
+    assert_soon!(left().is_empty(), "{}", left());
 }
 
 #[rstest]
@@ -281,11 +279,7 @@ fn frames_to_stations_go_on_when_all_are_killed(#[values(false, true)] again: bo
     lan.daemon.end_steward(Signal::KILL);
     lan.daemon.kill();
     let near = &lan.veth.near;
-    assert!(
-        wait::until(wait::SOON, || taps(near).is_empty()),
-        "{}",
-        taps(near)
-    );
+    assert_soon!(taps(near).is_empty(), "{}", taps(near));
     if again {
         // Another steward, with a state of its own.
         let text =

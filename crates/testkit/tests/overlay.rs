@@ -6,13 +6,15 @@ mod failures;
 mod linux;
 mod questions;
 
+use std::iter;
+
 use rstest::rstest;
 use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::frame::assert_same;
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, frame, mac};
 use testkit::overlay::{Overlay, Station, Underlay, VXLAN, text};
-use testkit::{Daemon, DriverConfig, Layout, Serve, require, wait};
+use testkit::{Daemon, DriverConfig, Layout, Serve, assert_soon, require, wait};
 
 use crate::offload_kernel::cut;
 
@@ -93,11 +95,7 @@ impl World {
         for (word, after) in [("add", before + 1), ("del", before)] {
             let (nobody, at) = (text(mac(NOBODY)), self.overlay.hosts[2].address());
             self.overlay.hosts[host].bridge(&format!("fdb {word} {nobody} dev {VXLAN} dst {at}"));
-            assert!(
-                wait::until(wait::SOON, || addresses() == after),
-                "{:#}",
-                underlay()
-            );
+            assert_soon!(addresses() == after, "{:#}", underlay());
         }
     }
 
@@ -146,16 +144,21 @@ impl World {
         let before = self.counted(from, to);
         self.pass(sent, from, to);
         let (counted, expected) = (|| self.counted(from, to), self.expected(before, from, to));
-        let became = wait::until(wait::SOON, || counted() == expected);
-        assert!(became, "from {from} to {to}: {:?}, not {expected:?}", counted());
+        assert_soon!(
+            counted() == expected,
+            "from {from} to {to}: {:?}, not {expected:?}",
+            counted()
+        );
     }
 
-    /// A guest of ours sends a GSO packet.
-    fn send_gso(&mut self, from: usize, bytes: &[u8], request: &[u8; 10]) {
+    /// A guest of ours sends a GSO packet, and plain frames at once.
+    fn send_gso(&mut self, from: usize, bytes: &[u8], request: &[u8; 10], behind: &[&[u8]]) {
         let mut header = [0; HEADER];
         header[..10].copy_from_slice(request);
+        let behind = behind.iter().map(|frame| ([0; HEADER], *frame));
+        let frames: Vec<_> = iter::once((header, bytes)).chain(behind).collect();
         let pair = &mut self.stations[from].driver().pairs[0];
-        pair.send_asking(&[(header, bytes)], Layout::Pieces(4000));
+        pair.send_asking(&frames, Layout::Pieces(4000));
     }
 
     /// A frame arrives at this guest only.
@@ -182,8 +185,7 @@ impl World {
                 .for_each(|counts| counts[1] += came);
         }
         let counted = || [0, 1].map(|guest| self.counted(guest, guest));
-        let became = wait::until(wait::SOON, || counted() == counts);
-        assert!(became, "{:?}, not {counts:?}", counted());
+        assert_soon!(counted() == counts, "{:?}, not {counts:?}", counted());
     }
 
     /// A frame arrives at all others, once and before any other.
@@ -281,7 +283,7 @@ fn gso_packets_arrive_as_their_segments(
             let bytes = [&mac(to)[..], &mac(from), &packet.bytes()[12..]].concat();
             match from {
                 2 => mouth.send(&[&request[..], &bytes].concat()),
-                _ => world.send_gso(from, &bytes, &request),
+                _ => world.send_gso(from, &bytes, &request, &[]),
             }
             for segment in cut(&bytes, &request) {
                 assert_same(&world.stations[to].received(), &segment);

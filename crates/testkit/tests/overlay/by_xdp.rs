@@ -18,7 +18,7 @@ use testkit::frame::{assert_same, sum_ipv4, udp, vxlan};
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{self, frame, mac, once, tagged, telling};
 use testkit::overlay::{Host, NIC, Overlay, Station, Underlay, VXLAN, text};
-use testkit::{Daemon, DriverConfig, PacketPort, Serve, require, wait};
+use testkit::{Daemon, DriverConfig, PacketPort, Serve, assert_soon, require, wait};
 
 use super::{HOSTS, MOVER, World, connect};
 use crate::network_policy::{policy, read_policy};
@@ -41,8 +41,7 @@ impl World {
 
     #[track_caller]
     fn await_underlay(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
-        let became = wait::until(wait::SOON, || is_so(&self.underlay()));
-        assert!(became, "{what}: {:#}", self.underlay());
+        assert_soon!(is_so(&self.underlay()), "{what}: {:#}", self.underlay());
     }
 
     /// Waits until the first daemon tells why it does not use its underlay, and how it will.
@@ -193,11 +192,7 @@ fn entry_moves_to_another_server_while_frames_pass() {
         assert_eq!(port.receive(wait::SOON), Some(sent), "one arrived twice");
     }
     let left = || world.counted(0, FURTHER)[0];
-    assert!(
-        wait::until(wait::SOON, || left() == before + u64::from(frames) + 2),
-        "{}",
-        left()
-    );
+    assert_soon!(left() == before + u64::from(frames) + 2, "{}", left());
 }
 
 #[test]
@@ -225,13 +220,13 @@ fn frames_that_need_more_than_headers_pass_by_the_kernel() {
     let packet = GsoPacket::tcp(Ip::V4(0), 40_000);
     let request = packet.request(1000);
     let bytes = [&mac(2)[..], &mac(0), &packet.bytes()[12..]].concat();
-    world.send_gso(0, &bytes, &request);
-    for segment in cut(&bytes, &request) {
-        assert_same(&world.stations[2].received(), &segment);
+    // And so is a frame behind it, until there is none for a while.
+    let behind = frame(mac(2), mac(0), 100, 1);
+    world.send_gso(0, &bytes, &request, &[&behind]);
+    for segment in cut(&bytes, &request).iter().chain([&behind]) {
+        assert_same(&world.stations[2].received(), segment);
     }
     assert_eq!(world.counted(0, 2), before);
-    // And so are frames behind it, until there is none for a while.
-    world.assert_leaves(false);
     std::thread::sleep(wait::QUIET);
     world.assert_leaves(true);
     // Too long for the underlay with headers: the kernel sends fragments.
