@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 
 use rustix::process::Signal;
 use serde_json::json;
-use testkit::{require, wait};
+use testkit::{assert_has, require, wait};
 
 use crate::support::kubelet::send_garbage;
 use crate::support::scene::{State, on_node};
@@ -82,10 +82,7 @@ fn mistakes_are_reported_and_leave_nothing() {
 
         scene.end_daemon();
         let error = scene.kubelet.prepare(&[&bad]).remove(0).expect_err("no daemon");
-        assert!(
-            error.contains("no daemon answers at") && error.contains("start it"),
-            "{error}"
-        );
+        assert_has(&error, &["no daemon answers at", "start it"]);
         scene
             .kubelet
             .release(&good)
@@ -100,7 +97,7 @@ fn mistakes_are_reported_and_leave_nothing() {
         // A claim of this name that is another one.
         scene.cluster.delete(&good);
         let error = scene.kubelet.prepare(&[&good]).remove(0).expect_err("gone");
-        assert!(error.contains("the claim is gone"), "{error}");
+        assert_has(&error, &["the claim is gone"]);
         send_garbage(&scene.kubelet.registration_socket());
         scene.kubelet.register();
     });

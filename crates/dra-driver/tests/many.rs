@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use testkit::{holdings, require, soak};
+use testkit::{holdings, procfs, require, soak};
 
 use crate::support::scene::{State, on_node};
 
@@ -34,7 +34,7 @@ fn claims_leave_no_descriptor_and_no_memory() {
                 scene.cluster.delete(claim);
             }
             if round == 0 {
-                settled = Some((holdings::of(pid), memory(pid)));
+                settled = Some((holdings::of(pid), procfs::number(pid, "RssAnon")));
             }
         }
         let (before, memory_before) = settled.expect("rounds");
@@ -50,7 +50,7 @@ fn claims_leave_no_descriptor_and_no_memory() {
             threads: before.threads + 2,
         };
         holdings::await_within(&[pid], &[few]);
-        let memory_after = memory(pid);
+        let memory_after = procfs::number(pid, "RssAnon");
         println!("memory: {memory_before} KiB, then {memory_after} KiB");
         // 10 KiB of each claim would be more.
         let more = memory_after.saturating_sub(memory_before);
@@ -59,14 +59,4 @@ fn claims_leave_no_descriptor_and_no_memory() {
             "{memory_before} KiB, then {memory_after} KiB"
         );
     });
-}
-
-/// Memory of a process that is its own, KiB.
-fn memory(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let number = line
-        .and_then(|line| line.split_whitespace().next())
-        .expect("a number");
-    number.parse().expect("a number")
 }

@@ -2,6 +2,7 @@
 //! a bus that refuses at any time.
 
 use crate::support;
+use testkit::assert_soon;
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,8 +96,7 @@ impl Panicking {
         });
         let notifiers = device(&board, vec![(by, panics), (By::Eventfd, counts(second))]);
         switching::start(&notifiers, 2);
-        let all_looked = || looked.iter().all(|looked| looked.load(Ordering::SeqCst) > 0);
-        assert!(wait::until(wait::SOON, all_looked));
+        assert_soon!(looked.iter().all(|looked| looked.load(Ordering::SeqCst) > 0));
         armed.store(true, Ordering::SeqCst);
         Self {
             board,
@@ -113,10 +113,7 @@ impl Panicking {
     fn only_queue_0_is_lost(self) {
         let [first, second] = [0, 1].map(|queue| self.looked(queue));
         assert!(self.board.write(NOTIFY, &1u32.to_le_bytes()));
-        assert!(
-            wait::until(wait::SOON, || self.looked(1) > second),
-            "queue 1 is served"
-        );
+        assert_soon!(self.looked(1) > second, "queue 1 is served");
         let broken: Vec<_> = self
             .notifiers
             .status()
@@ -158,7 +155,7 @@ fn a_look_that_panics_in_the_thread_ends_looks_at_its_queue_alone() {
     let device = Panicking::new(By::Eventfd);
     let before = device.looked(0);
     assert!(device.board.write(NOTIFY, &0u32.to_le_bytes()));
-    assert!(wait::until(wait::SOON, || device.looked(0) > before));
+    assert_soon!(device.looked(0) > before);
     device.only_queue_0_is_lost();
 }
 
@@ -188,18 +185,12 @@ fn what_a_bounded_look_leaves_is_looked_at_without_another_notification() {
         let notifiers = device(&board, vec![(by, one_a_look)]);
         let empty = || chains.load(Ordering::SeqCst) == 0;
         switching::start(&notifiers, 1);
-        assert!(
-            wait::until(wait::SOON, empty),
-            "{by:?}: left by the look of a transition"
-        );
+        assert_soon!(empty(), "{by:?}: left by the look of a transition");
         chains.store(3, Ordering::SeqCst);
         if !board.write(NOTIFY, &[0; 4]) {
             exit(&notifiers, 0);
         }
-        assert!(
-            wait::until(wait::SOON, empty),
-            "{by:?}: left by the look of a notification"
-        );
+        assert_soon!(empty(), "{by:?}: left by the look of a notification");
     }
 }
 
@@ -218,10 +209,10 @@ fn a_queue_that_is_never_empty_holds_nobody_up() {
         let notifiers = device(&board, vec![(by, never_empty), (By::Eventfd, counts(&other))]);
         switching::start(&notifiers, 2);
         let looks = || endless.load(Ordering::SeqCst);
-        assert!(wait::until(wait::SOON, || looks() > 100));
+        assert_soon!(looks() > 100);
         let before = other.load(Ordering::SeqCst);
         assert!(board.write(NOTIFY, &1u32.to_le_bytes()));
-        assert!(wait::until(wait::SOON, || other.load(Ordering::SeqCst) > before));
+        assert_soon!(other.load(Ordering::SeqCst) > before);
         for (off, on) in [
             (Event::BackendStart, Event::BackendStop),
             (Event::QueueReset, Event::QueueEnable),
@@ -232,7 +223,7 @@ fn a_queue_that_is_never_empty_holds_nobody_up() {
             assert_eq!(looks(), quiet, "{by:?}: after {off:?}");
             assert!(sleeps(notifiers.thread_id()));
             notifiers.queue_event(0, on).unwrap();
-            assert!(wait::until(wait::SOON, || looks() > quiet + 100));
+            assert_soon!(looks() > quiet + 100);
         }
     }
 }

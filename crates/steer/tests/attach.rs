@@ -1,6 +1,7 @@
 //! Attaching to real interfaces: modes, refusals, and that nothing stays behind.
 
 use crate::common;
+use testkit::assert_has;
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -58,8 +59,8 @@ fn auto_falls_back_to_skb_and_keeps_the_reason() {
     let program = Program::attach(pair.loopback(), ModeRequest::Xdp, false).expect("skb works everywhere");
     assert_eq!(program.mode(), Mode::Skb);
     let reason = program.fallback().expect("lo has no native XDP");
-    assert!(reason.contains("native mode"), "{reason}");
-    assert!(reason.contains("Operation not supported"), "{reason}");
+    assert_has(reason, &["native mode"]);
+    assert_has(reason, &["Operation not supported"]);
 }
 
 #[test]
@@ -78,8 +79,8 @@ fn native_that_the_driver_lacks_is_refused_in_the_kernels_words() {
         "{error:?}"
     );
     let text = with_sources(&error);
-    assert!(text.contains("lo refuses"), "{text}");
-    assert!(text.contains("Underlying driver does not support XDP"), "{text}");
+    assert_has(&text, &["lo refuses"]);
+    assert_has(&text, &["Underlying driver does not support XDP"]);
     assert_eq!(program_on(pair.loopback()), None);
 }
 
@@ -99,10 +100,12 @@ fn large_mtu_is_named_in_native_mode_and_frags_or_skb_take_it() {
         "{error:?}"
     );
     let text = with_sources(&error);
-    assert!(
-        text.contains("nic0 (9000)")
-            && text.contains("without multi-buffer frames: lower it, or use skb mode (mode=skb)"),
-        "{text}"
+    assert_has(
+        &text,
+        &[
+            "nic0 (9000)",
+            "without multi-buffer frames: lower it, or use skb mode (mode=skb)",
+        ],
     );
 
     let auto = Program::attach(pair.ifindex(), ModeRequest::Xdp, false).expect("skb takes it");
@@ -159,11 +162,8 @@ fn program_of_another_is_named_and_stays() {
             assert_eq!(*held, Held::Interface);
             let kind = if native { "xdpdrv" } else { "xdpgeneric" };
             let text = error.to_string();
-            assert!(
-                text.contains(&format!("`ip link set dev nic0 {kind} off`")),
-                "{text}"
-            );
-            assert!(text.contains(&format!("id {}", foreign.id)), "{text}");
+            assert_has(&text, &[&format!("`ip link set dev nic0 {kind} off`")]);
+            assert_has(&text, &[&format!("id {}", foreign.id)]);
             assert_eq!(program_on(pair.ifindex()), Some(foreign.id), "still there");
         }
     }
@@ -202,12 +202,7 @@ fn program_on_a_link_is_named_with_its_link() {
     let Held::Link(link) = held else {
         panic!("root may look: {error:?}")
     };
-    assert!(
-        error
-            .to_string()
-            .contains(&format!("bpftool link detach id {link}")),
-        "{error}"
-    );
+    assert_has(&error.to_string(), &[&format!("bpftool link detach id {link}")]);
     assert_eq!(program_on(pair.ifindex()), Some(first.id()));
 }
 

@@ -16,7 +16,7 @@ use steer::{
     Flow, HintSet, InterfaceMarks, LayoutOfError, ModeRequest, MulticastLimit, MulticastReader,
     MulticastRing, Program, QueueConf, Station, VirtioHeader, layout_of_map, layout_of_program, note_layout,
 };
-use testkit::{BpfFs, PacketPort, TaggedPort, VethPair, frame, wait};
+use testkit::{BpfFs, PacketPort, TaggedPort, VethPair, assert_soon, frame, wait};
 use xsk::RxDesc;
 use xsk::metadata::{Field, Found, Hash, Hints, Layout, Layouts, Tag};
 
@@ -313,8 +313,7 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
     let mut sent = frame::plain(1511, 9);
     sent[..6].copy_from_slice(&STATION);
     tagged.port().send(&sent);
-    let dropped = || program.counters(0).expect("counters").too_long == 1;
-    assert!(wait::until(wait::SOON, dropped));
+    assert_soon!(program.counters(0).expect("counters").too_long == 1);
 
     // The plain program leaves the old note, which is a layout like the others.
     program.set_hints(HintSet::NONE).expect("it was so");

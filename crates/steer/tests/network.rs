@@ -11,7 +11,7 @@ use steer::{
     Filter, Group, ModeRequest, MulticastLimit, MulticastReader, MulticastRing, NOTE_BYTES, Program,
     QueueCounters, Station, noted_port,
 };
-use testkit::{BpfFs, frame, wait};
+use testkit::{BpfFs, assert_soon, frame, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
@@ -151,11 +151,7 @@ fn stations_are_told_apart_by_the_outermost_tag() {
             now.redirected - before.redirected == u64::from(expected)
                 && now.not_ours - before.not_ours == u64::from(!expected)
         };
-        assert!(
-            wait::until(wait::SOON, counted),
-            "{to:x?} {tags:?}: {:?}",
-            network.counters()
-        );
+        assert_soon!(counted(), "{to:x?} {tags:?}: {:?}", network.counters());
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use testkit::four_ports::{
     FREE, GIVEN, LEASED, NULL, OTHER, connect, daemon, daemon_with_given_queue, socket,
 };
-use testkit::{Daemon, Driver, DriverConfig, Frozen, VethPair, driver, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Frozen, VethPair, assert_soon, driver, require, wait};
 use vhost::VhostBackend;
 
 /// A daemon may take this long to end: it waits some seconds for what does not stop.
@@ -214,8 +214,7 @@ fn worker_that_hangs_is_named_and_holds_up_neither_status_nor_other_workers_nor_
     // On the other worker; by number of lanes every second one would hang.
     assert_others_go_on(&daemon, &[NULL]);
     drop(frozen);
-    let goes_on = || daemon.status()["workers"][0]["hangs"].is_null();
-    assert!(wait::until(wait::SOON, goes_on));
+    assert_soon!(daemon.status()["workers"][0]["hangs"].is_null());
     daemon.await_that(|| daemon.said().contains("worker-0 goes on after"));
     frozen = Frozen::thread(daemon.process().pid(), "worker-0");
     // It waits for its lane.

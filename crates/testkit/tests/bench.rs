@@ -8,7 +8,7 @@ use testkit::bench::start_bench;
 use testkit::daemon::{Mode, binary};
 use testkit::foreign::Foreign;
 use testkit::program::{self, bench, json_of, row};
-use testkit::{PacketPort, Running, VethPair, frame, packet, require, wait};
+use testkit::{PacketPort, Running, VethPair, assert_has, frame, packet, require, wait};
 
 /// After so many looks, each of 20 ms at most, a benchmark has taken what was there: a packet socket shows a block that
 /// is not full some milliseconds later.
@@ -117,10 +117,7 @@ fn forced_zero_copy_is_had_or_refused() {
     assert!(running.wait(wait::SOON).success());
     let said = running.said();
     assert!(row(&said, "driver").starts_with("veth: zero-copy none"), "{said}");
-    assert!(
-        row(&said, "fallbacks").contains("the driver has no zero-copy"),
-        "{said}"
-    );
+    assert_has(&row(&said, "fallbacks"), &["the driver has no zero-copy"]);
 }
 
 #[test]
@@ -133,10 +130,7 @@ fn interface_that_goes_down_ends_it_with_the_result_so_far() {
         assert!(!running.wait(wait::SOON).success(), "{benchmark}");
         let said = running.said();
         assert_eq!(row(&said, "ended"), "error");
-        assert!(
-            said.contains(&format!("{benchmark} on nic0: the interface is down")),
-            "{said}"
-        );
+        assert_has(&said, &[&format!("{benchmark} on nic0: the interface is down")]);
     }
 }
 
@@ -308,11 +302,7 @@ fn matrix_without_a_sender_says_that_no_frame_came() {
     let args = ["matrix", "--benchmarks", "rxdrop", "--paths", "packet-v3"];
     let mut running = start_bench(&pair.near, VethPair::NIC, &args);
     assert!(running.wait(Duration::from_secs(300)).success());
-    assert!(
-        running.said().contains("no frame came within 10 s"),
-        "{}",
-        running.said()
-    );
+    assert_has(&running.said(), &["no frame came within 10 s"]);
 }
 
 #[rstest]

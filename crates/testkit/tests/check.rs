@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testkit::daemon::{DIR, Mode};
 use testkit::driver::F_CSUM;
 use testkit::overlay::{Overlay, Underlay, VXLAN};
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, require};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, assert_has, daemon, require};
 
 fn check(netns: &NetNs, args: &[&str]) -> Output {
     let mut command = netns.command(daemon::binary());
@@ -51,9 +51,9 @@ fn daemon_that_is_named_and_does_not_answer_is_among_what_is_not_seen() {
     let veth = VethPair::with(1, 1500);
     let seen = report(&veth.near, &[VethPair::NIC, "--control", "/nonexistent"]);
     let not_seen = seen["not_seen"].to_string();
-    assert!(
-        not_seen.contains("no daemon answers at /nonexistent") && not_seen.contains("without --control"),
-        "{not_seen}"
+    assert_has(
+        &not_seen,
+        &["no daemon answers at /nonexistent", "without --control"],
     );
 }
 
@@ -65,9 +65,9 @@ fn interface_without_ethernet_is_refused_by_what_it_carries() {
     let output = check(&netns, &["tun7"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
-    assert!(
-        said.contains("interface tun7 carries IP or other packets, not Ethernet frames"),
-        "{said}"
+    assert_has(
+        &said,
+        &["interface tun7 carries IP or other packets, not Ethernet frames"],
     );
 }
 
@@ -108,17 +108,11 @@ fn veth_is_what_serve_then_makes_of_it() {
 
     // And once it is there, another queue is free, and the program is another's.
     let beside = report(&veth.near, &[VethPair::NIC, "--try"]);
-    assert!(
-        beside["program"].as_str().expect("one").contains("native mode"),
-        "{beside:#}"
-    );
+    assert_has(beside["program"].as_str().expect("one"), &["native mode"]);
     assert_eq!(beside["free_queues"], json!([1]), "{beside:#}");
     let refused = beside["tried"]["refused"].as_str().expect("a reason");
-    assert!(refused.contains("already has an XDP program"), "{refused}");
-    assert!(
-        found(&beside).contains("already has an XDP program"),
-        "{beside:#}"
-    );
+    assert_has(refused, &["already has an XDP program"]);
+    assert_has(&found(&beside), &["already has an XDP program"]);
 }
 
 #[test]
@@ -174,7 +168,7 @@ fn native_mode_is_not_promised_where_a_veth_refuses_it() {
     assert_eq!(modes(&report), [&tap, &skb, &skb], "{report:#}");
     assert_eq!(report["tried"]["mode"], "copy (skb)", "{report:#}");
     let why = report["placements"][1]["why_not_more"].to_string();
-    assert!(why.contains("fewer receive queues than its peer"), "{why}");
+    assert_has(&why, &["fewer receive queues than its peer"]);
     let answer = report["tried"]["why_not_more"].to_string();
     assert!(answer.contains("os error"), "the kernel's own: {answer}");
 }
@@ -189,22 +183,19 @@ fn interfaces_that_are_no_nics_are_told_apart() {
     let bridge = report(netns, &["bridge0"]);
     let [tap, skb] = ["tap", "copy (skb)"].map(Value::from);
     assert_eq!(modes(&bridge), [&tap, &skb, &skb], "{bridge:#}");
-    assert!(found(&bridge).contains("use the interface below"), "{bridge:#}");
-    assert!(
-        found(&bridge).contains("ip link set dev bridge0 up"),
-        "{bridge:#}"
-    );
+    assert_has(&found(&bridge), &["use the interface below"]);
+    assert_has(&found(&bridge), &["ip link set dev bridge0 up"]);
     let lo = report(netns, &["lo", "--try"]);
     assert_eq!(lo["tried"]["mode"], "copy (skb)", "{lo:#}");
     assert_eq!(modes(&lo), [&tap, &Value::Null, &Value::Null], "{lo:#}");
-    assert!(found(&lo).contains("lo is this host with itself"), "{lo:#}");
+    assert_has(&found(&lo), &["lo is this host with itself"]);
     assert!(!typed(&lo).contains("ifname lo"), "{lo:#}");
     // What is said to serve instead does: a pair of which a network has one end.
     for line in [
         "ip link add vms type veth peer name vms-host",
         "ip link set dev vms up",
     ] {
-        assert!(typed(&lo).contains(line), "{lo:#}");
+        assert_has(&typed(&lo), &[line]);
         netns.run("ip", &line.split(' ').skip(1).collect::<Vec<_>>());
     }
     let native = Value::from("copy (native)");
@@ -256,25 +247,16 @@ fn without_privileges_it_goes_as_far_as_it_can() {
         assert_eq!(report[field], as_root[field], "{field}");
     }
     let lacking = report["lacking_capabilities"].to_string();
-    assert!(
-        lacking.contains("CAP_NET_ADMIN") && lacking.contains("CAP_BPF"),
-        "{lacking}"
+    assert_has(&lacking, &["CAP_NET_ADMIN", "CAP_BPF"]);
+    assert_has(
+        report["tried"]["refused"].as_str().expect("a reason"),
+        &["os error 1"],
     );
-    assert!(
-        report["tried"]["refused"]
-            .as_str()
-            .expect("a reason")
-            .contains("os error 1"),
-        "{report:#}"
+    assert_has(
+        &found(&report),
+        &["start it as root or with these, or lease queues from a steward"],
     );
-    assert!(
-        found(&report).contains("start it as root or with these, or lease queues from a steward"),
-        "{report:#}"
-    );
-    assert!(
-        report["not_seen"].to_string().contains("other users"),
-        "{report:#}"
-    );
+    assert_has(&report["not_seen"].to_string(), &["other users"]);
     assert_eq!(as_root["lacking_capabilities"], json!([]));
 }
 
@@ -433,10 +415,7 @@ fn configuration_that_works_is_said_to_and_nothing_is_changed() {
         (&mode["name"], &mode["subject"]),
         (&json!("mode"), &json!("network lan"))
     );
-    assert!(
-        mode["text"].as_str().expect("text").contains("queues 0-1: tap"),
-        "{mode:#}"
-    );
+    assert_has(mode["text"].as_str().expect("text"), &["queues 0-1: tap"]);
     let output = file.check(&veth.near, &[]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -532,10 +511,7 @@ fn queues_and_sockets_of_a_running_daemon_are_taken_unless_it_has_the_file() {
         daemon.path("").to_str().expect("UTF-8").trim_end_matches('/'),
     );
     let report = File::new(&same_socket).report(&veth.near, &[]);
-    assert!(
-        found(&report).contains("another process listens there"),
-        "{report:#}"
-    );
+    assert_has(&found(&report), &["another process listens there"]);
 }
 
 #[test]
@@ -550,13 +526,7 @@ fn steward_is_asked_as_the_user_that_the_daemon_becomes() {
     assert_eq!(report["works"], true, "{report:#}");
     let other = lan(2).replace(VethPair::NIC, "lo");
     let report = File::new(&other).report(&veth.near, &args);
-    assert!(
-        found(&report).contains("may not lease queues of lo"),
-        "{report:#}"
-    );
+    assert_has(&found(&report), &["may not lease queues of lo"]);
     let report = file.report(&veth.near, &[args.as_slice(), &["--user", "1234:1234"]].concat());
-    assert!(
-        found(&report).contains("user 1234 may not lease anything"),
-        "{report:#}"
-    );
+    assert_has(&found(&report), &["user 1234 may not lease anything"]);
 }

@@ -10,8 +10,8 @@ use rustix::process::Signal;
 use testkit::daemon::DIR;
 use testkit::holdings;
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, Traffic, VethPair, frame, require,
-    soak, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, Traffic, VethPair, assert_has,
+    assert_soon, frame, require, soak, wait,
 };
 
 const PACE: Duration = Duration::from_millis(1);
@@ -71,10 +71,7 @@ fn ports_come_and_go_while_anothers_frames_pass(#[values(false, true)] leased: b
     for round in 0..5 {
         let both = format!("{stays}{}{}", queue("b", "nic1", 0), queue("c", "nic1", 1));
         let said = daemon.reload_with(&both);
-        assert!(
-            said.contains("port b began") && said.contains("port c began"),
-            "{said}"
-        );
+        assert_has(&said, &["port b began", "port c began"]);
         assert_eq!(sockets(&daemon), ["b.sock", "c.sock", "control", "stays.sock"]);
         // What comes works.
         let mut guest = Driver::connect(&daemon.path("b.sock"), &DriverConfig::default()).expect("accepted");
@@ -84,12 +81,9 @@ fn ports_come_and_go_while_anothers_frames_pass(#[values(false, true)] leased: b
         frame::assert_same(&far.receive(wait::SOON).expect("it arrives"), &sent);
         // Another queue, by the same name, and without the other one.
         let said = daemon.reload_with(&format!("{stays}{}", queue("b", "nic1", 1)));
-        assert!(said.contains("port b has changed (start-queue): ended"), "{said}");
-        assert!(
-            said.contains("port c is not in the file any more: ended"),
-            "{said}"
-        );
-        assert!(said.contains("port b began"), "{said}");
+        assert_has(&said, &["port b has changed (start-queue): ended"]);
+        assert_has(&said, &["port c is not in the file any more: ended"]);
+        assert_has(&said, &["port b began"]);
         assert!(guest.await_close(wait::SOON), "its VMM is disconnected");
         assert_eq!(sockets(&daemon), ["b.sock", "control", "stays.sock"]);
         daemon.reload_with(&stays);
@@ -99,8 +93,8 @@ fn ports_come_and_go_while_anothers_frames_pass(#[values(false, true)] leased: b
     assert!(!daemon.said().contains("port stays"));
     let arrived = |at: usize| traffic.flows()[at].lost_of(begun, ended) == 0;
     for at in [0, 1] {
-        assert!(
-            wait::until(wait::SOON, || arrived(at)),
+        assert_soon!(
+            arrived(at),
             "{} of {} frames are lost",
             traffic.flows()[at].lost_of(begun, ended),
             traffic.flows()[at].sent.len()
@@ -123,9 +117,9 @@ fn signal_reads_the_file_again_and_tells_what_changed() {
     assert!(is_served(&daemon.path("b.sock")));
     assert_eq!(sockets(&daemon), ["b.sock", "control"]);
     let said = daemon.reload_with(&null("b", ""));
-    assert!(said.contains("nothing changed"), "{said}");
+    assert_has(&said, &["nothing changed"]);
     let said = daemon.reload_with(&null("b", "frame-size = 100\nclient = false"));
-    assert!(said.contains("port b has changed (frame-size): ended"), "{said}");
+    assert_has(&said, &["port b has changed (frame-size): ended"]);
     assert!(is_served(&daemon.path("b.sock")));
 }
 
@@ -195,7 +189,7 @@ fn file_with_a_mistake_changes_nothing_and_is_told() {
         );
         let told = daemon.status()["configuration"]["failed"].to_string();
         let word = words.split('"').next().expect("words");
-        assert!(told.contains(word), "{told}");
+        assert_has(&told, &[word]);
         daemon.process().await_text(word);
         assert_eq!(sockets(&daemon), ["a.sock", "control"]);
         assert_eq!(daemon.port(0)["connected"], true);
@@ -209,7 +203,7 @@ fn file_with_a_mistake_changes_nothing_and_is_told() {
     );
     let (done, said) = daemon.reload();
     assert!(!done && said.contains("port b: cannot listen at"), "{said}");
-    assert!(said.contains("another process listens there"), "{said}");
+    assert_has(&said, &["another process listens there"]);
     assert!(daemon.port_named("c").is_some() && daemon.port_named("b").is_none());
     std::fs::remove_file(daemon.path("b.sock")).expect("ours");
     let (done, said) = daemon.reload();
@@ -332,9 +326,5 @@ fn sockets_go_with_the_daemon_however_it_ends(#[values(Signal::TERM, Signal::KIL
     daemon.process().wait(wait::SOON);
     // In order: at once. Killed: as soon as the helper sees it.
     assert!(sockets(&daemon).is_empty() || signal == Signal::KILL);
-    assert!(
-        wait::until(wait::SOON, || sockets(&daemon).is_empty()),
-        "{:?}",
-        sockets(&daemon)
-    );
+    assert_soon!(sockets(&daemon).is_empty(), "{:?}", sockets(&daemon));
 }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair, holdings, require, wait};
+use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair, assert_soon, holdings, require, wait};
 
 fn connect(daemon: &Daemon) -> UnixStream {
     let stream = UnixStream::connect(daemon.path("control")).expect("it listens");
@@ -145,9 +145,8 @@ fn hostile_clients_cost_no_frame_and_others_are_answered() {
     rig.assert_passes_both_ways();
     assert_eq!(rig.daemon.port(0)["connected"], true);
     drop((held, deaf));
-    let is_as_before = || holdings::of(pid).is_within(&before);
-    assert!(
-        wait::until(wait::SOON, is_as_before),
+    assert_soon!(
+        holdings::of(pid).is_within(&before),
         "before {before:?}, after {:?}",
         holdings::of(pid)
     );

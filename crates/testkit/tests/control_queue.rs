@@ -8,7 +8,7 @@ use testkit::control_queue::{ControlQueue, ERR, OK, guest_offloads, pairs};
 use testkit::daemon::Placement;
 use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_MQ, F_RING_PACKED};
 use testkit::vmm::{LOG, longs, memory, words};
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair, assert_soon, require, wait};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 use virtqueue::GuestAddr;
 
@@ -132,9 +132,7 @@ fn control_queue_that_is_to_be_polled_is_refused_by_name() {
         1
     );
     assert!(guest.await_close(wait::SOON));
-    assert!(wait::until(wait::SOON, || daemon
-        .said()
-        .contains("a control queue is not polled")));
+    assert_soon!(daemon.said().contains("a control queue is not polled"));
 }
 
 #[test]

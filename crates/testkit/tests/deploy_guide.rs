@@ -6,7 +6,7 @@ use std::fs;
 use testkit::guest::{Backend, Guest};
 use testkit::systemd::Systemd;
 use testkit::world::{HOST, give_address};
-use testkit::{VethPair, require, wait};
+use testkit::{VethPair, assert_has, require, wait};
 
 const GUIDE: &str = include_str!("../../../docs/deploy/network.md");
 /// The server's own address.
@@ -93,16 +93,16 @@ fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
     require!(Root, Qemu, Systemd);
     let server = Server::new();
     let said = server.follow(2);
-    assert!(
-        said.contains("\nnetwork:\n  mode: tap\n  queues: 4\n  most_stations: 1024\n"),
-        "{said}"
+    assert_has(
+        &said,
+        &["\nnetwork:\n  mode: tap\n  queues: 4\n  most_stations: 1024\n"],
     );
-    assert!(said.contains("queues = 4"), "{said}");
+    assert_has(&said, &["queues = 4"]);
     for section in 3..=5 {
         println!("{}", server.follow(section));
     }
     let said = server.follow(6);
-    assert!(said.contains("network lan: up"), "{said}");
+    assert_has(&said, &["network lan: up"]);
     assert_eq!(said.matches("waiting for a VMM").count(), 10, "{said}");
     let vm1 = ["setpriv", "--reuid=vm1", "--regid=vm1", "--init-groups"];
     let socket = |guest: u32| format!("/run/vhost-af-xdp-lan/vm{guest}.sock");
@@ -122,9 +122,7 @@ fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
     server.systemd.run(&["ping", "-c", "3", "-W", "20", "10.77.0.11"]);
 
     let said = server.follow(8);
-    for words in ["process ", "\"vm10\"", "vhost_af_xdp_frames_total{"] {
-        assert!(said.contains(words), "{words}: {said}");
-    }
+    assert_has(&said, &["process ", "\"vm10\"", "vhost_af_xdp_frames_total{"]);
 
     // The eleventh comes while another one's frames go on: few enough a second that answers of two seconds, should
     // the machine stand still, find room in the socket of busybox's ping, which takes a dozen.
@@ -133,7 +131,7 @@ fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
     server.follow(9);
     server.await_waiting(9);
     let said = guests[0].finish("ping", 6 * wait::SOON);
-    assert!(said.contains(" 0% packet loss"), "{said}");
+    assert_has(&said, &[" 0% packet loss"]);
     // And goes as it came.
     fs::write(server.systemd.path("/etc/vhost-af-xdp/lan.toml"), before).expect("writable");
     server

@@ -8,7 +8,7 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::process::assert_complaint;
 use testkit::program::{bench, json_of};
-use testkit::{NetNs, Running, VethPair, require, wait};
+use testkit::{NetNs, Running, VethPair, assert_has, procfs, require, wait};
 
 const NEAR: &str = "10.9.0.1";
 const FAR: &str = "10.9.0.2";
@@ -137,14 +137,12 @@ fn progress_and_table_name_the_engine(#[values("epoll", "io-uring")] engine: &st
     running.signal(Signal::INT);
     assert!(running.wait(wait::SOON).success(), "{running}");
     let said = running.said();
-    assert!(
-        said.contains(&format!("echo by {engine} at 127.0.0.1:")),
-        "{said}"
+    assert_has(&said, &[&format!("echo by {engine} at 127.0.0.1:")]);
+    assert_has(
+        &said,
+        &["Kqps", "Gb/s", "server CPU %", "softirq %", "p50 µs", "p99"],
     );
-    for column in ["Kqps", "Gb/s", "server CPU %", "softirq %", "p50 µs", "p99"] {
-        assert!(said.contains(column), "{column}: {said}");
-    }
-    assert!(said.contains("ended by signal"), "{said}");
+    assert_has(&said, &["ended by signal"]);
 }
 
 #[rstest]
@@ -235,11 +233,8 @@ fn server_that_dies_ends_the_client_with_the_result_so_far() {
     server.signal(Signal::KILL);
     assert!(!client.wait(wait::SOON).success(), "{client}");
     let said = client.said();
-    assert!(said.contains("ended by error"), "{said}");
-    assert!(
-        said.contains(&format!("--connect {address}: connection ")),
-        "{said}"
-    );
+    assert_has(&said, &["ended by error"]);
+    assert_has(&said, &[&format!("--connect {address}: connection ")]);
 }
 
 #[test]
@@ -264,10 +259,7 @@ fn somebody_else_at_the_port_is_found_out() {
     stream.write_all(&vec![0; 65536]).expect("it reads");
     assert!(!client.wait(wait::SOON).success(), "{client}");
     let said = client.said();
-    assert!(
-        said.contains("bytes of a reply are not those of its message"),
-        "{said}"
-    );
+    assert_has(&said, &["bytes of a reply are not those of its message"]);
 }
 
 /// What somebody who is not a client of ours does with a connection.
@@ -324,20 +316,12 @@ fn garbage_ends_its_connection_and_no_other(#[values("epoll", "io-uring")] engin
     assert_eq!(run["server"]["connections"]["malformed"], 6, "{run}");
 }
 
-/// Bytes of memory that a process has used at most.
-fn most_memory(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("a number") * 1024
-}
-
 #[rstest]
 fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll", "io-uring")] engine: &str) {
     require!(Root);
     let netns = NetNs::new("echo");
     let (server, address) = serve_with_places(&netns, engine, "64");
-    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", server.pid())).map_or(0, Iterator::count);
+    let descriptors = || procfs::descriptors(server.pid());
     // Who sends byte by byte, and who takes no reply.
     let mut slow: Vec<_> = (0..8).map(|_| connect(&netns, address)).collect();
     let mut deaf: Vec<_> = (0..8).map(|_| connect(&netns, address)).collect();
@@ -374,7 +358,7 @@ fn crowd_of_hostile_clients_has_its_bounds(#[values("epoll", "io-uring")] engine
     // All places, and some that are just being refused, beside its own.
     assert!(most < 64 + 16 + 32, "{most} descriptors");
     // Twice a message for each place, and the program itself.
-    let memory = most_memory(server.pid());
+    let memory = procfs::number(server.pid(), "VmHWM") << 10;
     assert!(memory < (64 << 17) + (32 << 20), "{memory} bytes");
     // A place that was taken is free again.
     drop((slow, deaf));
@@ -403,7 +387,7 @@ fn who_finds_no_place_is_refused(#[values("epoll", "io-uring")] engine: &str) {
     }
     let mut client = start(&netns, &["--connect", &address.to_string(), "--duration", "1"]);
     assert!(!client.wait(wait::SOON).success(), "{client}");
-    assert!(client.said().contains("--connections"), "{client}");
+    assert_has(&client.said(), &["--connections"]);
     drop(held);
     let run = end(server);
     assert_eq!(run["server"]["connections"]["accepted"], 4, "{run}");

@@ -50,7 +50,7 @@ use testkit::daemon::{Mode, Placement};
 use testkit::driver::{self, HEADER};
 use testkit::vmm::{inflight, longs, words};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, message, require, wait,
+    Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, message, procfs, require, wait,
 };
 use vhost::VhostBackend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
@@ -81,27 +81,20 @@ fn assert_serves(daemon: &mut Daemon) {
     Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("a good guest is accepted afterwards");
 }
 
-fn descriptors(daemon: &mut Daemon) -> usize {
-    let pid = daemon.process().pid();
-    std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("it lives")
-        .count()
-}
-
 /// The daemon has no more descriptors than before when these guests have gone.
 fn assert_leaks_no_descriptor(guests: impl Fn(&Daemon)) {
     let (_netns, mut daemon) = daemon_on_null();
     assert_serves(&mut daemon);
     let descriptors_when_idle = |daemon: &mut Daemon| {
         daemon.await_port(0, "idle", |port| port["connected"] == false);
-        descriptors(daemon)
+        procfs::descriptors(daemon.process().pid())
     };
     let before = descriptors_when_idle(&mut daemon);
     guests(&daemon);
     assert!(
         wait::until(wait::SOON, || descriptors_when_idle(&mut daemon) <= before),
         "{before} descriptors before, {} after",
-        descriptors(&mut daemon)
+        procfs::descriptors(daemon.process().pid())
     );
     assert_serves(&mut daemon);
 }
@@ -123,10 +116,10 @@ fn cve_2019_14818_repeated_messages_leak_no_descriptors() {
             frontend.set_vring_kick(0, &event).expect("accepted");
             frontend.set_vring_err(0, &event).expect("accepted");
         }
-        counts.push(descriptors(&mut daemon));
+        counts.push(procfs::descriptors(daemon.process().pid()));
     }
     // It may be dealing with the last messages still, and holds what came with one for a moment.
-    let as_at_first = || descriptors(&mut daemon) <= counts[0];
+    let as_at_first = || procfs::descriptors(daemon.process().pid()) <= counts[0];
     assert!(wait::until(wait::SOON, as_at_first), "{counts:?}");
 }
 

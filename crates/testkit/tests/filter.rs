@@ -6,7 +6,7 @@ use testkit::api::{open_dir, with_api};
 use testkit::daemon::DIR;
 use testkit::filter_rules::{HOST, tables as rules, udp};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, mac, port};
-use testkit::{DriverConfig, Serve, VethPair, require, wait};
+use testkit::{DriverConfig, Serve, VethPair, assert_has, require, wait};
 
 /// What the uplink gets, of these tests' frames.
 fn on_the_wire(lan: &Lan, count: usize) -> Vec<Vec<u8>> {
@@ -40,19 +40,13 @@ fn reload_applies_other_rules_and_the_guest_stays() {
     let said = lan.daemon.reload_with(&text(&[
         "direction=from-guest action=allow protocol=udp destination-ports=2",
     ]));
-    assert!(
-        said.contains("port vm0 has changed (rule), and goes on"),
-        "{said}"
-    );
+    assert_has(&said, &["port vm0 has changed (rule), and goes on"]);
     for port in [1, 2] {
         lan.send(0, &sent(port));
     }
     assert_eq!(on_the_wire(&lan, 1), [sent(2)]);
     let said = lan.daemon.reload_with(&text(&[]));
-    assert!(
-        said.contains("port vm0 has changed (rule), and goes on"),
-        "{said}"
-    );
+    assert_has(&said, &["port vm0 has changed (rule), and goes on"]);
     lan.send(0, &sent(3));
     assert_eq!(on_the_wire(&lan, 1), [sent(3)]);
     assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);

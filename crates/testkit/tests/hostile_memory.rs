@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rstest::rstest;
 use rustix::fs::ftruncate;
 use testkit::driver::{self, F_PROTOCOL_FEATURES};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, procfs, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserProtocolFeatures};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
@@ -248,12 +248,6 @@ fn inflight_region_is_mapped_as_far_as_it_is_needed() {
     let mut hostile = neighbours.hostile();
     set_inflight(&mut hostile, &sparse(42 * TIB), 42 * TIB);
     hostile.frontend().get_features().expect("the port answers");
-    let pid = neighbours.daemon.process().pid();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let size = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmSize:"))
-        .expect("a size");
-    let kib: u64 = size.trim().trim_end_matches(" kB").parse().expect("a number");
+    let kib = procfs::number(neighbours.daemon.process().pid(), "VmSize");
     assert!(kib < TIB >> 10, "{kib} KiB of address space");
 }

@@ -5,7 +5,7 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::frame::{number_of, numbered};
 use testkit::lan::{file, frame, guests, mac};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, assert_has, require, wait};
 
 #[test]
 fn limits_are_changed_by_a_reload_and_the_guest_stays() {
@@ -19,10 +19,7 @@ fn limits_are_changed_by_a_reload_and_the_guest_stays() {
     }
     daemon.await_counter("from_guest_limit_waits", 1);
     let said = daemon.reload_with(&text("from-guest-packets = \"1M\""));
-    assert!(
-        said.contains("port vm0 has changed (from-guest-packets"),
-        "{said}"
-    );
+    assert_has(&said, &["port vm0 has changed (from-guest-packets"]);
     for _ in 0..10 {
         let got = guests[1].pairs[0].receive(wait::SOON);
         got.unwrap_or_else(|| panic!("all frames come: {:#}", daemon.status()));
@@ -31,10 +28,7 @@ fn limits_are_changed_by_a_reload_and_the_guest_stays() {
     assert_eq!(port["sessions"], 1);
     assert_eq!(port["limits"]["from_guest"]["packets"]["per_second"], 1_000_000);
     let said = daemon.reload_with(&text(""));
-    assert!(
-        said.contains("port vm0 has changed (from-guest-packets), and goes on"),
-        "{said}"
-    );
+    assert_has(&said, &["port vm0 has changed (from-guest-packets), and goes on"]);
     // Nothing but the limits was changed: it is not changed again.
     assert!(daemon.reload_with(&text("")).contains("nothing changed"));
 }

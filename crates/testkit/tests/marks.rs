@@ -6,7 +6,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::daemon::binary;
 use testkit::kernel::has_hints;
-use testkit::{Daemon, DriverConfig, NetNs, PacketPort, Serve, VethPair, frame, require, wait};
+use testkit::{Daemon, DriverConfig, NetNs, PacketPort, Serve, VethPair, assert_soon, frame, require};
 
 /// Of the frames of [`frame::udp`] from that port.
 const FLOW: [&str; 10] = [
@@ -67,8 +67,7 @@ fn serve(leased: bool) -> Serve {
 fn goes(wire: &PacketPort, daemon: &Daemon, flow: u16, counter: &str) {
     let before = daemon.counter(counter);
     wire.send(&frame::udp(flow, 64));
-    let is_counted = || daemon.counter(counter) > before;
-    assert!(wait::until(wait::SOON, is_counted), "{counter}");
+    assert_soon!(daemon.counter(counter) > before, "{counter}");
 }
 
 #[rstest]

@@ -29,7 +29,7 @@ use testkit::guest::{Backend, Guest};
 use testkit::holdings::xdp_sockets;
 use testkit::process::output_of;
 use testkit::world::{GUEST, HOST, features, received_bytes};
-use testkit::{Daemon, Running, Serve, VethPair, require, soak, wait};
+use testkit::{Daemon, Running, Serve, VethPair, assert_has, require, soak, wait};
 
 const MIB: usize = 1 << 20;
 const MAC: &str = "52:54:00:12:34:56";
@@ -276,9 +276,5 @@ fn streams_survive_migration_and_their_bytes_are_intact(
     assert_eq!(hash(&upload.bytes), uploaded, "the upload");
     assert_eq!(hash_in(&downloaded), hash(&download.bytes), "the download");
     assert!(received_bytes(&report, "sum_received") > 100_000, "{report}");
-    assert!(
-        bridged.whereabouts().contains("wire1"),
-        "{}",
-        bridged.whereabouts()
-    );
+    assert_has(&bridged.whereabouts(), &["wire1"]);
 }

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Output};
 use std::thread;
+use testkit::assert_has;
 
 use rstest::rstest;
 use testkit::guest::netcheck;
@@ -52,11 +53,7 @@ fn wrong_byte_of_a_response_is_told(#[case] spoil: fn(&mut [u8; 4])) {
         scope.spawn(|| answer(&listener, spoil));
         let output = connect(Command::new(netcheck()), port, &["10", "4"]);
         assert_eq!(output.status.code(), Some(1));
-        assert!(
-            complaint(&output).contains("response 2 has wrong bytes"),
-            "{}",
-            complaint(&output)
-        );
+        assert_has(&complaint(&output), &["response 2 has wrong bytes"]);
         assert!(output.stdout.is_empty(), "no figures of what went wrong");
     });
 }

@@ -3,7 +3,7 @@
 
 use rstest::rstest;
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, is_ours, mac, once, tagged};
-use testkit::{DriverConfig, PacketPort, Serve, VethPair, require, wait};
+use testkit::{DriverConfig, PacketPort, Serve, VethPair, assert_has, assert_soon, require, wait};
 
 /// A guest on a tap of the bridge.
 const NEIGHBOUR: [u8; 6] = [0x02, 0, 0, 0, 7, 1];
@@ -78,11 +78,7 @@ impl Bridged {
 #[track_caller]
 fn await_forwarding(veth: &VethPair, port: &str) {
     let state = || veth.near.output_of("bridge", &["link", "show", "dev", port]);
-    assert!(
-        wait::until(wait::SOON, || state().contains("state forwarding")),
-        "{}",
-        state()
-    );
+    assert_soon!(state().contains("state forwarding"), "{}", state());
 }
 
 /// Asserts that the next frame of the test that a port receives is this one.
@@ -100,11 +96,7 @@ fn guests_of_the_network_and_stations_of_the_bridge_reach_each_other(
 ) {
     require!(Root);
     let mut world = Bridged::new(&serve, mode, &["", "", "vlan = 100"]);
-    assert!(
-        wait::until(wait::SOON, || world.bridge()["name"] == "br0"),
-        "{:#}",
-        world.bridge()
-    );
+    assert_soon!(world.bridge()["name"] == "br0", "{:#}", world.bridge());
     let hello = frame(BROADCAST, NEIGHBOUR, 60, 1);
     world.tap.send(&hello);
     assert_eq!(
@@ -181,8 +173,11 @@ fn station_is_followed_from_the_bridge_to_the_lan_and_back() {
             "static",
         ],
     );
-    let is_seen = || world.bridge()["behind"].as_u64() == behind.as_u64().map(|behind| behind + 1);
-    assert!(wait::until(wait::SOON, is_seen), "{:#}", world.bridge());
+    assert_soon!(
+        world.bridge()["behind"].as_u64() == behind.as_u64().map(|behind| behind + 1),
+        "{:#}",
+        world.bridge()
+    );
     let sent = frame(NEIGHBOUR, mac(0), 100, 2);
     world.lan.send(0, &sent);
     hears(&world.tap, &sent);
@@ -221,13 +216,10 @@ fn flood_of_addresses_at_one_port_of_the_bridge_leaves_those_of_another_reached(
         }
         world.bridge()["left_out"].as_u64() > Some(1900)
     };
-    assert!(wait::until(wait::SOON, is_full), "{:#}", world.bridge());
+    assert_soon!(is_full(), "{:#}", world.bridge());
     assert_eq!(world.bridge()["behind"], 1024);
     world.tap.send(&frame(BROADCAST, NEIGHBOUR, 60, 1));
     world.await_way(NEIGHBOUR, |world| &world.tap);
     let text = world.status_text();
-    assert!(
-        text.contains("addresses behind bridge br0 are not reached"),
-        "{text}"
-    );
+    assert_has(&text, &["addresses behind bridge br0 are not reached"]);
 }

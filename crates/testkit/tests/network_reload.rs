@@ -5,7 +5,7 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::DIR;
 use testkit::lan::{self, assert_reaches, guest, mac, none_is_lost, telling};
-use testkit::{Daemon, Layout, PacketPort, Serve, VethPair, require};
+use testkit::{Daemon, Layout, PacketPort, Serve, VethPair, assert_has, require};
 
 fn network(name: &str, keys: &str) -> String {
     format!("[network.{name}]\n{keys}\n")
@@ -68,7 +68,7 @@ fn uplink_changes_while_guests_reach_each_other(#[values(false, true)] leased: b
         let other =
             format!("{nobody}[port.own]\nsocket-path = \"{DIR}/own.sock\"\nifname = \"{nic}\"\nqueues = 2\n");
         let told = daemon.reload_with(&other);
-        assert!(told.contains("port own began"), "{told}");
+        assert_has(&told, &["port own began"]);
     });
 }
 
@@ -85,18 +85,12 @@ fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
     for _ in 0..3 {
         none_is_lost(&mut guests, [0, 1], None, || {
             let told = daemon.reload_with(&[&*stays, &other].concat());
-            assert!(
-                told.contains("network b began") && told.contains("port vm2 began"),
-                "{told}"
-            );
+            assert_has(&told, &["network b began", "port vm2 began"]);
             assert_reaches(&mut guest(&daemon, 2), 2, &wire);
             // To the other network, which has no uplink.
             let told = daemon.reload_with(&[&*stays, &port(2, "lan")].concat());
-            assert!(told.contains("port vm2 has changed (network): ended"), "{told}");
-            assert!(
-                told.contains("network b is not in the file any more: ended"),
-                "{told}"
-            );
+            assert_has(&told, &["port vm2 has changed (network): ended"]);
+            assert_has(&told, &["network b is not in the file any more: ended"]);
             let mut moved = guest(&daemon, 2);
             let sent = telling(mac(9), mac(2), 0, 1);
             moved.pairs[0].send(&sent, Layout::Whole);

@@ -12,7 +12,7 @@ use testkit::bad_wire::{Faults, Tally, VLAN};
 use testkit::daemon::{Mode, Placement};
 use testkit::guest::{Backend, Guest, UML, netcheck};
 use testkit::world::{GUEST, HOST, await_placement};
-use testkit::{BadWire, Daemon, Running, Serve, VethPair, require, soak, wait};
+use testkit::{BadWire, Daemon, Running, Serve, VethPair, assert_has, require, soak, wait};
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -333,10 +333,7 @@ fn netcheck_sees_a_wrong_byte() {
     let mut sender = start(&["stream", "connect", "send", "127.0.0.1", "7950", "1", "6"]);
     assert!(sender.wait(wait::SOON).success());
     assert!(!receiver.wait(wait::SOON).success());
-    assert!(
-        receiver.said().contains("the first wrong word is at byte 0"),
-        "{receiver}"
-    );
+    assert_has(&receiver.said(), &["the first wrong word is at byte 0"]);
     let hash = |said: String| {
         said.lines()
             .find(|line| line.starts_with("1048576 "))

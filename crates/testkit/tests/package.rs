@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::{VethPair, program, require};
+use testkit::{VethPair, assert_has, program, require};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const INSIDE: &str = include_str!("package/inside.sh");
@@ -140,16 +140,17 @@ fn assert_is_roots_and_has_what_it_should(package: &Path) {
         );
     }
     let control = dpkg_deb("--info", package);
-    for words in [
-        "Depends: ",
-        "libc6 (",
-        "libelf1",
-        "zlib1g",
-        "Section: net",
-        "conffiles",
-    ] {
-        assert!(control.contains(words), "{words}: {control}");
-    }
+    assert_has(
+        &control,
+        &[
+            "Depends: ",
+            "libc6 (",
+            "libelf1",
+            "zlib1g",
+            "Section: net",
+            "conffiles",
+        ],
+    );
 }
 
 #[track_caller]
@@ -213,17 +214,11 @@ fn package_has_what_it_should_and_its_programs_run_and_nothing_is_left_of_them()
         .arg(VethPair::NIC);
     let said = output(&mut command);
 
-    assert!(step(&said, "install").contains("vhost-af-xdp:x:"), "{said}");
-    assert!(
-        step(&said, "install").contains("vhost-af-xdp-steward.socket"),
-        "{said}"
-    );
+    assert_has(step(&said, "install"), &["vhost-af-xdp:x:"]);
+    assert_has(step(&said, "install"), &["vhost-af-xdp-steward.socket"]);
     assert!(!step(&said, "install").contains("dpkg: error"), "{said}");
     assert_eq!(step(&said, "verify"), "", "{said}");
-    assert!(
-        step(&said, "run").contains("\"mode\": \"copy (native)\""),
-        "{said}"
-    );
+    assert_has(step(&said, "run"), &["\"mode\": \"copy (native)\""]);
     let status: Value = serde_json::from_str(step(&said, "status")).unwrap_or_else(|_| panic!("{said}"));
     assert_eq!(status[0]["ports"][0]["nic"], VethPair::NIC, "{said}");
     let leases: Value = serde_json::from_str(step(&said, "leases")).expect("JSON");

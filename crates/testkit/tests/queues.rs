@@ -1,7 +1,9 @@
 //! `vhost-af-xdp queues`: what it says of real queues, held and free.
 
 use serde_json::Value;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, frame, require, wait};
+use testkit::{
+    Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, assert_has, daemon, frame, require, wait,
+};
 
 fn queues(netns: &NetNs, daemon: &Daemon) -> Value {
     queues_of(VethPair::NIC, netns, daemon)
@@ -80,10 +82,7 @@ fn queue_of_a_daemon_is_shown_with_its_holder_and_a_free_one_without() {
     assert_eq!(holder["pid"], daemon.process().pid());
     assert_eq!(holder["vmm"], std::process::id());
     assert_eq!(holder["from_guest_frames"], 1);
-    assert!(
-        holder["command"].as_str().expect("text").contains("serve --"),
-        "{holder:#}"
-    );
+    assert_has(holder["command"].as_str().expect("text"), &["serve --"]);
     assert_eq!(
         (&now[1]["bound"], &now[1]["holder"]),
         (&serde_json::json!([]), &Value::Null)
@@ -99,7 +98,7 @@ fn interface_that_is_not_there_is_said() {
     let netns = NetNs::new("queues");
     let (status, said) = daemon::run_to_end(&netns, &["queues", "nope"]);
     assert_eq!(status.code(), Some(1));
-    assert!(said.contains("no interface \"nope\""), "{said}");
+    assert_has(&said, &["no interface \"nope\""]);
 }
 
 #[test]
@@ -149,10 +148,7 @@ fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
             (&lease["steered"], &lease["impaired"]),
             (&"program".into(), &false.into())
         );
-        assert!(
-            lease["command"].as_str().expect("text").contains("serve"),
-            "{lease:#}"
-        );
+        assert_has(lease["command"].as_str().expect("text"), &["serve"]);
         assert_eq!(queue["elsewhere"], false);
         let rule = &queue["rules"][0];
         assert_eq!(
@@ -160,10 +156,7 @@ fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
             (&"program".into(), &Value::Null)
         );
         let what = rule["what"].as_str().expect("text");
-        assert!(
-            what.contains("02:00:00:00:be:ef") && what.contains("VLAN 100"),
-            "{what}"
-        );
+        assert_has(what, &["02:00:00:00:be:ef", "VLAN 100"]);
     }
     // Where the interface is not, its lease is known all the same.
     let there = json(&veth.far, &daemon);
@@ -177,14 +170,15 @@ fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
     assert_eq!(elsewhere[0]["lease"]["pid"], pid);
     let table = queues_and_leases(&veth.near, &daemon, &[VethPair::NIC]).stdout;
     let table = String::from_utf8(table).expect("text");
-    for words in [
-        "\nnic0 queues 1-2:\n".to_owned(),
-        ", uid 65534, start_queue 1, queues 2, steered program, impaired false".to_owned(),
-        format!("  lease: pid {pid}, command "),
-        "\n    program  to 02:00:00:00:be:ef and multicast of VLAN 100\n".to_owned(),
-    ] {
-        assert!(table.contains(&words), "{words} is not in\n{table}");
-    }
+    assert_has(
+        &table,
+        &[
+            "\nnic0 queues 1-2:\n",
+            ", uid 65534, start_queue 1, queues 2, steered program, impaired false",
+            &format!("  lease: pid {pid}, command "),
+            "\n    program  to 02:00:00:00:be:ef and multicast of VLAN 100\n",
+        ],
+    );
     daemon.kill();
     // Of daemons those that are found are asked: one that is named must answer.
     let leases = || {
@@ -203,5 +197,5 @@ fn steward_that_was_named_and_is_not_there_is_said() {
     let netns = NetNs::new("queues");
     let (status, said) = daemon::run_to_end(&netns, &["queues", "--steward", "/nowhere/s.sock"]);
     assert_eq!(status.code(), Some(1));
-    assert!(said.contains("no steward at /nowhere/s.sock"), "{said}");
+    assert_has(&said, &["no steward at /nowhere/s.sock"]);
 }

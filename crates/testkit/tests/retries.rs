@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use testkit::daemon::DIR;
 use testkit::refusing::Refusing;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, require, soak, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, assert_soon, require, soak};
 
 /// Attempts in the time that is looked at, by what is tried again after 1 s, 2 s, and at changes: of ten seconds they
 /// are ten.
@@ -73,8 +73,7 @@ impl World {
 
     #[track_caller]
     fn await_whole(&self) {
-        let whole = wait::until(wait::SOON, || self.is_whole());
-        assert!(whole, "{:#}", self.daemon.status());
+        assert_soon!(self.is_whole(), "{:#}", self.daemon.status());
     }
 
     /// Has all be done again that is done for an interface.

@@ -13,7 +13,7 @@ use testkit::driver::F_RING_PACKED;
 use testkit::holdings::xdp_sockets;
 use testkit::{
     Bystander, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, Traffic, VethPair,
-    frame, require, skip_half, wait,
+    assert_soon, frame, require, skip_half, wait,
 };
 
 /// The other interface, and its far end.
@@ -289,11 +289,7 @@ fn interface_of_one_pair_goes_and_comes_while_the_other_carries_traffic_without_
                 .count()
         })
     };
-    assert!(
-        wait::until(wait::SOON, || lost() == [0, 0]),
-        "{:?} of {stopped:?}",
-        lost()
-    );
+    assert_soon!(lost() == [0, 0], "{:?} of {stopped:?}", lost());
     assert!(traffic.flows().iter().all(|flow| flow.repeated().is_empty()));
 }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use testkit::daemon::{binary, private_dir, run_to_end};
 use testkit::lan::Lan;
 use testkit::process::output_of;
-use testkit::{Daemon, DriverConfig, NetNs, Running, Serve, require, wait};
+use testkit::{Daemon, DriverConfig, NetNs, Running, Serve, assert_has, assert_soon, require, wait};
 
 /// A user that nobody else is, with a directory and a copy of the program in it.
 struct Somebody {
@@ -173,11 +173,7 @@ fn top_shows_ports_until_its_key_to_quit() {
     };
     let await_drawn = |text: &str| {
         let drawn = || String::from_utf8_lossy(&std::fs::read(&drawn).unwrap_or_default()).into_owned();
-        assert!(
-            wait::until(wait::SOON, || drawn().contains(text)),
-            "{text}: {}",
-            drawn()
-        );
+        assert_soon!(drawn().contains(text), "{text}: {}", drawn());
     };
     let mut running = start();
     await_drawn("vm1");
@@ -193,7 +189,7 @@ fn top_shows_ports_until_its_key_to_quit() {
     let process = Path::new("/proc").join(number.trim());
     assert!(process.exists());
     running.signal(Signal::KILL);
-    assert!(wait::until(wait::SOON, || !process.exists()), "{process:?}");
+    assert_soon!(!process.exists(), "{process:?}");
     // Without a terminal it names the command that needs none.
     let output = Command::new(testkit::program::top()).output().expect("it runs");
     let error = String::from_utf8_lossy(&output.stderr);
@@ -222,16 +218,13 @@ fn daemon_of_a_user_without_a_session_is_found_by_that_user_and_by_root() {
     let mut running = Running::start(user.serve());
     running.await_text("ready");
     let control = user.control().join(format!("{}.sock", running.pid()));
-    assert!(wait::until(wait::SOON, || control.exists()), "{running}");
+    assert_soon!(control.exists(), "{running}");
     let (directory, socket) = (std::fs::metadata(user.control()), std::fs::metadata(&control));
     assert_eq!(directory.expect("made").mode() & 0o7777, 0o700);
     assert_eq!(socket.expect("made").mode() & 0o7777, 0o600);
 
     let is_it = |daemon: &Value| daemon["pid"] == running.pid();
-    assert!(
-        wait::until(wait::SOON, || status_by_root().iter().any(is_it)),
-        "{running}"
-    );
+    assert_soon!(status_by_root().iter().any(is_it), "{running}");
     let daemons = user.status();
     assert!(daemons.len() == 1 && is_it(&daemons[0]), "{daemons:?}");
 }
@@ -350,7 +343,7 @@ fn hang_up_is_ignored_and_status_by_signal_needs_no_reader() {
         !text.is_empty()
     };
     // Its file is there before anybody listens.
-    assert!(wait::until(wait::SOON, || UnixStream::connect(&control).is_ok()));
+    assert_soon!(UnixStream::connect(&control).is_ok());
     assert!(status(&control));
     // Nobody reads what it says from here on: each write fails.
     drop(child.stderr.take());
@@ -395,15 +388,15 @@ fn start_that_is_not_possible_names_the_remedy() {
     let serve = ["serve", "--null", "--control", "none", "--socket-path", path];
     let (status, said) = run_to_end(&netns, &serve);
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("mkdir -p"), "{said}");
+    assert_has(&said, &["mkdir -p"]);
     let unknown = [&serve[..], &["--sandbox", "nothing-of-it"]].concat();
     let (status, said) = run_to_end(&netns, &unknown);
     assert_eq!(status.code(), Some(2), "{said}");
-    assert!(said.contains("nothing-of-it"), "{said}");
+    assert_has(&said, &["nothing-of-it"]);
     let contradiction = [&serve[..], &["--queues", "0"]].concat();
     let (status, said) = run_to_end(&netns, &contradiction);
     assert_eq!(status.code(), Some(2), "{said}");
-    assert!(said.contains("--queues 0"), "{said}");
+    assert_has(&said, &["--queues 0"]);
 
     // A place for `status` that was asked for, and cannot be.
     let vm = directory.path().join("vm.sock");
@@ -417,10 +410,7 @@ fn start_that_is_not_possible_names_the_remedy() {
     ];
     let (status, said) = run_to_end(&netns, &serve);
     assert!(!status.success(), "{said}");
-    assert!(
-        said.contains(&format!("--control {path}")) && said.contains("mkdir -p"),
-        "{said}"
-    );
+    assert_has(&said, &[&format!("--control {path}"), "mkdir -p"]);
     assert!(!directory.path().join("no").exists() && !vm.exists(), "{said}");
 
     let mut command = Command::new("prlimit");

@@ -12,7 +12,9 @@ use serde_json::Value;
 use testkit::daemon::{Placement, private_dir};
 use testkit::driver::region_info;
 use testkit::lan::{self, Lan};
-use testkit::{Daemon, DriverConfig, Layout, Lessor, Rig, Serve, VethPair, frame, require, soak, wait};
+use testkit::{
+    Daemon, DriverConfig, Layout, Lessor, Rig, Serve, VethPair, frame, procfs, require, soak, wait,
+};
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
@@ -30,16 +32,6 @@ fn rig(serve: &Serve) -> Rig {
     rig
 }
 
-/// A line of the daemon's /proc/PID/status.
-fn status(daemon: &mut Daemon, name: &str) -> String {
-    let text = std::fs::read_to_string(format!("/proc/{}/status", daemon.process().pid())).expect("it runs");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name))
-        .expect("a line");
-    line.trim().to_owned()
-}
-
 #[test]
 fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
     require!(Root);
@@ -48,13 +40,14 @@ fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
     let lessor = Lessor::start(&veth.near, &dir, &[VethPair::NIC]);
     let mut daemon = Daemon::spawn_with(&veth.near, dir, Some(lessor), &leased(Placement::Copy));
     daemon.await_sockets(&[daemon.socket()]);
-    for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
-        assert_eq!(status(&mut daemon, set), "0000000000000000", "{set}");
+    let pid = daemon.process().pid();
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(procfs::capabilities(pid, set), Some(0), "{set}");
     }
-    assert_eq!(status(&mut daemon, "NoNewPrivs:"), "1");
-    assert_eq!(status(&mut daemon, "Uid:"), "65534\t65534\t65534\t65534");
-    let interfaces =
-        std::fs::read_to_string(format!("/proc/{}/net/dev", daemon.process().pid())).expect("it runs");
+    assert_eq!(procfs::number(pid, "NoNewPrivs"), 1);
+    let uids = procfs::status(pid, "Uid");
+    assert_eq!(uids.as_deref(), Some("65534\t65534\t65534\t65534"));
+    let interfaces = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).expect("it runs");
     assert!(!interfaces.contains(VethPair::NIC), "{interfaces}");
     let mut rig = Rig::around(veth, daemon, &DriverConfig::default());
     rig.post(64, &[BUFFER]);

@@ -5,7 +5,7 @@ use testkit::daemon::{Mode, Placement};
 use testkit::guest::{Guest, UML};
 use testkit::process::{output_of, run};
 use testkit::world::{GUEST, HOST, Setting, assert_stream};
-use testkit::{VethPair, World, require, wait};
+use testkit::{VethPair, World, assert_soon, require, wait};
 
 fn world(placement: Placement, mode: Mode) -> World {
     World::new(Setting {
@@ -112,9 +112,5 @@ fn no_process_of_a_guest_outlives_it(#[values(End::Stopped, End::Killed, End::Ab
             run("kill", &["-KILL", pid]);
         }
     }
-    assert!(
-        wait::until(wait::SOON, || processes().is_empty()),
-        "{:#?}",
-        processes()
-    );
+    assert_soon!(processes().is_empty(), "{:#?}", processes());
 }

@@ -3,6 +3,7 @@
 //! Needs CAP_SYS_ADMIN (a namespace) and ip(8); without them the tests are skipped, or fail with REQUIRE_PRIV=1.
 
 use crate::support;
+use testkit::assert_has;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,10 +32,7 @@ fn fallback_to_copy_tells_what_was_tried_and_why() {
             panic!("{:?}", rig.socket.fallbacks())
         };
         assert_eq!((fallback.tried, fallback.errno), ("zero-copy", libc::EOPNOTSUPP));
-        assert!(
-            fallback.reason.contains("the driver has no zero-copy"),
-            "{fallback}"
-        );
+        assert_has(&fallback.reason, &["the driver has no zero-copy"]);
     });
 }
 
@@ -64,7 +62,7 @@ fn forced_zero_copy_on_veth_is_refused_with_the_reason() {
             },
         );
         assert!(matches!(error, OpenError::ZeroCopyRefused { .. }), "{error}");
-        assert!(error.to_string().contains("cannot do zero-copy"), "{error}");
+        assert_has(&error.to_string(), &["cannot do zero-copy"]);
     });
 }
 
@@ -243,7 +241,7 @@ fn memlock_too_small_says_how_much_is_needed() {
             ),
             "{error}"
         );
-        assert!(error.to_string().contains("ulimit -l 4096"), "{error}");
+        assert_has(&error.to_string(), &["ulimit -l 4096"]);
     });
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use testkit::{PacketPort, VethPair};
+use testkit::{PacketPort, VethPair, assert_has};
 use tiny_vmm::layout::Mailbox;
 use tiny_vmm::mailbox::Work;
 use tiny_vmm::sink::xdp::Xdp;
@@ -75,10 +75,7 @@ fn interface_that_is_down_is_refused_with_the_remedy() {
     veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
     let refused = veth.near.enter(|| Xdp::open(VethPair::NIC)).err();
     let text = format!("{:#}", refused.expect("it is down"));
-    assert!(
-        text.contains(&format!("`ip link set {} up`", VethPair::NIC)),
-        "{text}"
-    );
+    assert_has(&text, &[&format!("`ip link set {} up`", VethPair::NIC)]);
     veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
     open(&veth);
 }

@@ -9,7 +9,7 @@ use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::holdings::address_space_kib;
 use testkit::vmm::{Act, QUEUE, Shared, Vmm, inflight, longs, memory, table};
-use testkit::{Bystander, Driver, DriverConfig, Layout, frame, require, wait};
+use testkit::{Bystander, Driver, DriverConfig, Layout, assert_soon, frame, require};
 use vhost::vhost_user::message::FrontendReq;
 use virtqueue::GuestAddr;
 
@@ -120,9 +120,8 @@ fn sparse_files_of_128_tib_on_all_ports_leave_room_for_a_neighbour(
     pair.await_sent();
     drop(neighbour);
     // Arenas of the allocator are kept, 64 MiB each.
-    let comes_back = || address_space_kib(pid) < before + GIB / 1024;
-    assert!(
-        wait::until(wait::SOON, comes_back),
+    assert_soon!(
+        address_space_kib(pid) < before + GIB / 1024,
         "before {before}, now {} KiB",
         address_space_kib(pid)
     );

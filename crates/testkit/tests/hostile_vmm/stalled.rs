@@ -4,7 +4,9 @@ use rstest::rstest;
 use testkit::bystander::come_in_peace;
 use testkit::daemon::Placement;
 use testkit::stalled::Role;
-use testkit::{Bystander, Daemon, Driver, DriverConfig, Layout, NetNs, Serve, Stalled, frame, require, wait};
+use testkit::{
+    Bystander, Daemon, Driver, DriverConfig, Layout, NetNs, Serve, Stalled, assert_soon, frame, require, wait,
+};
 
 /// The hostile VMM, and its file system.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stalled");
@@ -21,8 +23,7 @@ fn file_whose_pages_never_come_is_refused_unasked(
         assert_eq!(stalled.go(wait::SOON), "refused", "{role:?}");
         // The port notes the end after it has answered.
         let why = || scene.daemon.port(1)["last_closed"]["detail"].to_string();
-        let told = wait::until(wait::SOON, || why().contains("memory-files=any"));
-        assert!(told, "{role:?}: {}", why());
+        assert_soon!(why().contains("memory-files=any"), "{role:?}: {}", why());
         // Closing it is all that the back end may do, which it cannot help; nothing of the file was looked at.
         let asked = stalled.asked_by_others();
         assert!(asked.iter().all(|name| name == "FLUSH"), "{role:?}: {asked:?}");
@@ -46,8 +47,7 @@ fn file_system_that_answers_nothing_holds_up_nobody_else(
         stalled.mute();
         let outcome = stalled.go(wait::QUIET);
         assert_ne!(outcome, "accepted", "{role:?}");
-        let is_held = wait::until(wait::SOON, || !stalled.asked_by_others().is_empty());
-        assert!(is_held, "{role:?}");
+        assert_soon!(!stalled.asked_by_others().is_empty(), "{role:?}");
         held.push(stalled);
         // Another guest comes, frames pass, the status is told.
         drop(Driver::connect(&scene.socket(4), &DriverConfig::default()).expect("accepted meanwhile"));
@@ -102,8 +102,7 @@ fn file_that_is_accepted_and_never_answers_holds_up_one_worker_at_most(
             let hangs = daemon.status()["workers"][1]["hangs"].clone();
             hangs.as_str().is_some_and(|hangs| hangs.contains("port1.sock"))
         };
-        let named = wait::until(wait::SOON, is_named);
-        assert!(named, "{:#}", daemon.status()["workers"]);
+        assert_soon!(is_named(), "{:#}", daemon.status()["workers"]);
         let said = daemon.said();
         assert_eq!(
             said.matches("worker-1 has not finished a round").count(),
@@ -120,8 +119,7 @@ fn file_that_is_accepted_and_never_answers_holds_up_one_worker_at_most(
     // The wait has an end with the server; what never came is as if it had been cut off.
     drop(stalled);
     daemon.await_port(1, "over", |port| port["connected"] == false);
-    let nobody_hangs = || daemon.status()["workers"][1]["hangs"].is_null();
-    assert!(wait::until(wait::SOON, nobody_hangs));
+    assert_soon!(daemon.status()["workers"][1]["hangs"].is_null());
     assert_eq!(daemon.port(1)["last_closed"]["reason"], "memory-truncated");
     daemon.process().check();
     drop(other);

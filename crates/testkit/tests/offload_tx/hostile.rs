@@ -1,6 +1,7 @@
 //! Guests that ask for what cannot be. What is dropped is tested in crate `dataplane` (`tests/request_tests.rs`).
 
 use super::*;
+use testkit::assert_has;
 
 /// A line for each kind in each session, however many frames there are.
 #[rstest]
@@ -29,10 +30,7 @@ fn first_lost_frame_of_a_kind_is_logged_with_what_was_wrong(
     let is_logged = || lines(&rig, MALFORMED).len() == 1;
     rig.daemon.await_that(is_logged);
     let line = &lines(&rig, MALFORMED)[0];
-    assert!(
-        line.contains("a checksum from byte 34, stored 0 bytes behind"),
-        "{line}"
-    );
+    assert_has(line, &["a checksum from byte 34, stored 0 bytes behind"]);
     // Another kind; and more of the first.
     rig.pair().send(&[0x55; 10], Layout::Whole);
     send(&mut rig, 4);
@@ -46,5 +44,5 @@ fn first_lost_frame_of_a_kind_is_logged_with_what_was_wrong(
     rig = rig.next_guest();
     rig.daemon.await_that(|| lines(&rig, MALFORMED).len() == 2);
     let line = &lines(&rig, MALFORMED)[1];
-    assert!(line.contains("GSO with segments of 0 bytes."), "{line}");
+    assert_has(line, &["GSO with segments of 0 bytes."]);
 }

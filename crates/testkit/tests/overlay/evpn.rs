@@ -4,7 +4,7 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::lan::{frame, mac};
 use testkit::overlay::{Host, Overlay, Station, Underlay};
-use testkit::{Driver, DriverConfig, Layout, Serve, driver, require, wait};
+use testkit::{Driver, DriverConfig, Layout, Serve, assert_soon, driver, require};
 
 use super::{MOVER, World, connect};
 
@@ -131,9 +131,8 @@ fn addresses_are_withdrawn_when_the_daemon_is_killed(
         await_known(observer, Some(host), &IPS);
         daemon.kill();
         await_known(observer, None, &[]);
-        let is_removed = || !host.entries().contains("vax") && host.neighbours().is_empty();
-        assert!(
-            wait::until(wait::SOON, is_removed),
+        assert_soon!(
+            !host.entries().contains("vax") && host.neighbours().is_empty(),
             "{}{}",
             host.entries(),
             host.neighbours()

@@ -2,6 +2,7 @@ use ::host::links::{DriverSends, DriverXdp, Link};
 use ::host::nic::Tags;
 use common::drivers::TABLE;
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode};
+use testkit::assert_has;
 
 use program::steward::DEFAULT_SOCKET;
 
@@ -81,25 +82,20 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
     assert_eq!(modes(&report), [ZERO_COPY; 3]);
     // What direct placement requires of the guest and its VMM, each condition once.
     let depends = report.placements[2].depends_on.join("\n");
-    for word in ["(mac, vlan)", "steward", "IN_ORDER", "inflight", "huge pages"] {
-        assert!(depends.contains(word), "{word}: {depends}");
-    }
+    assert_has(
+        &depends,
+        &["(mac, vlan)", "steward", "IN_ORDER", "inflight", "huge pages"],
+    );
     assert_eq!(report.placements[2].depends_on.len(), 5);
 
     let ixgbe = with(|facts| facts.line = TABLE.iter().find(|line| line.driver == "ixgbe"));
     assert_eq!(modes(&ixgbe), [ZERO_COPY, ZERO_COPY, NATIVE]);
-    assert!(
-        ixgbe.placements[2].why_not_more[0].contains("not known for it"),
-        "{ixgbe}"
-    );
-    assert!(
-        typed(&ixgbe, "direct placement").contains("--memory send-direct"),
-        "{ixgbe}"
-    );
+    assert_has(&ixgbe.placements[2].why_not_more[0], &["not known for it"]);
+    assert_has(&typed(&ixgbe, "direct placement"), &["--memory send-direct"]);
 
     let ice = with(|facts| facts.line = TABLE.iter().find(|line| line.driver == "ice"));
     assert_eq!(modes(&ice), [NATIVE; 3]);
-    assert!(ice.placements[0].why_not_more[0].contains("known bad"), "{ice}");
+    assert_has(&ice.placements[0].why_not_more[0], &["known bad"]);
 
     let none = with(|facts| facts.driver.as_mut().expect("said").native = false);
     assert_eq!(modes(&none), [TAP, SKB, SKB]);
@@ -107,7 +103,7 @@ fn modes_are_those_of_the_conditions_that_serve_goes_by() {
     assert_eq!(modes(&bond), [TAP, SKB, SKB]);
     let jumbo = with(|facts| facts.link.mtu = 9000);
     assert_eq!(modes(&jumbo), [TAP, None, None]);
-    assert!(typed(&jumbo, "direct placement").contains("mtu 3822"), "{jumbo}");
+    assert_has(&typed(&jumbo, "direct placement"), &["mtu 3822"]);
 }
 
 #[test]
@@ -149,28 +145,16 @@ fn queues_that_are_taken_are_not_proposed() {
         facts.queues = vec![taken(0), taken(2)];
     });
     assert_eq!(report.facts.free_queues(), [1, 3, 4, 5]);
-    assert!(
-        typed(&report, "one guest on a queue").contains("--start-queue 1"),
-        "{report}"
-    );
-    assert!(
-        typed(&report, "several pairs").contains("--start-queue 3 --queues 3"),
-        "{report}"
-    );
+    assert_has(&typed(&report, "one guest on a queue"), &["--start-queue 1"]);
+    assert_has(&typed(&report, "several pairs"), &["--start-queue 3 --queues 3"]);
     let none = with(|facts| facts.queues = vec![taken(0), taken(1)]);
-    assert!(
-        typed(&none, "one guest on a queue").contains("no queue is free"),
-        "{none}"
-    );
+    assert_has(&typed(&none, "one guest on a queue"), &["no queue is free"]);
     let all_taken = typed(&none, "one guest on a queue");
     assert!(
         all_taken.contains("queues 0-1: somebody else's") && all_taken.contains("ethtool -L eth1 combined 3"),
         "{none}"
     );
-    assert!(
-        typed(&none, "several pairs").contains("ethtool -L eth1 combined 4"),
-        "{none}"
-    );
+    assert_has(&typed(&none, "several pairs"), &["ethtool -L eth1 combined 4"]);
     assert_eq!(none.facts.holders(), ["queues 0-1: somebody else's"]);
 }
 
@@ -233,9 +217,7 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
     );
     // One more queue is for one guest alone: the NIC's RSS still uses only those of the network.
     let more = typed(&report, "one guest on a queue");
-    for line in ["ethtool -L eth1 combined 3", "ethtool -X eth1 equal 2"] {
-        assert!(more.contains(line), "{line}: {more}");
-    }
+    assert_has(&more, &["ethtool -L eth1 combined 3", "ethtool -X eth1 equal 2"]);
     // Frames for its guests arrive on all queues, unless the NIC is configured.
     let half = with(|facts| {
         facts.link.rx_queues = 3;
@@ -249,9 +231,9 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
             "queue 1: port vm1 of network lan, process 7"
         ]
     );
-    assert!(
-        typed(&half, "many guests by address").contains("# queues 1-2 are not its own"),
-        "{half}"
+    assert_has(
+        &typed(&half, "many guests by address"),
+        &["# queues 1-2 are not its own"],
     );
     assert!(
         typed(&half, "one guest on a queue").starts_with(
@@ -282,7 +264,7 @@ fn further_guests_go_where_the_program_is() {
         "{by_file}"
     );
     let fixed = line(|queue| queue.holder.as_mut().expect("one").configuration = None);
-    assert!(fixed.contains("its ports are fixed"), "{fixed}");
+    assert_has(&fixed, &["its ports are fixed"]);
     // A steward's program can serve other daemons, too.
     let leased = line(|queue| {
         queue.lease = Some(Leased {
@@ -297,9 +279,9 @@ fn further_guests_go_where_the_program_is() {
             zcrx: false,
         });
     });
-    assert!(
-        leased.contains("--start-queue 1 --steward /run/vhost-af-xdp/steward.sock"),
-        "{leased}"
+    assert_has(
+        &leased,
+        &["--start-queue 1 --steward /run/vhost-af-xdp/steward.sock"],
     );
 }
 
@@ -335,14 +317,8 @@ fn netkit_without_a_peer_is_told_the_one_way_that_there_is() {
     };
     let report = of(2);
     let line = "--ifname pod0 --start-queue 1 --inhibit --map-path MAP";
-    assert!(
-        typed(&report, "one guest on the leased queue").contains(line),
-        "{report}"
-    );
-    assert!(
-        report.to_string().contains("only a program on that NIC sees"),
-        "{report}"
-    );
+    assert_has(&typed(&report, "one guest on the leased queue"), &[line]);
+    assert_has(&report.to_string(), &["only a program on that NIC sees"]);
     assert!(
         report.placements.iter().all(|placement| placement.mode.is_none()),
         "{report}"
@@ -378,12 +354,13 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     );
     assert!(!report.is_faulty(), "guests may use none: {report}");
     let reported = with(|facts| (facts.tags, facts.hints) = (Tags::TakenOff, Some(HintSet::VLAN)));
-    assert!(reported.facts.vlans().contains("in native mode"), "{reported}");
+    assert_has(&reported.facts.vlans(), &["in native mode"]);
     assert_eq!(found(&reported), "");
     let lines = typed(&report, "many guests by address");
-    for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
-        assert!(lines.contains(words), "{words}: {lines}");
-    }
+    assert_has(
+        &lines,
+        &["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"],
+    );
     // A network copies frames, so the MTU limit of direct placement does not apply.
     let jumbo = with(|facts| facts.link.mtu = 9000);
     assert_eq!(of(&jumbo)["mode"], "tap");
@@ -396,13 +373,14 @@ fn what_an_operator_should_act_on_has_a_remedy() {
         facts.tags = Tags::TakenOff;
         facts.lacking = vec!["CAP_NET_ADMIN", "CAP_BPF"];
     });
-    for line in [
-        "error: eth1: eth1 is down: `ip link set dev eth1 up`",
-        "CAP_NET_ADMIN, CAP_BPF, which this process lacks: start it as root",
-        "ethtool -K eth1 rxvlan off",
-    ] {
-        assert!(found(&report).contains(line), "{line}: {report}");
-    }
+    assert_has(
+        &found(&report),
+        &[
+            "error: eth1: eth1 is down: `ip link set dev eth1 up`",
+            "CAP_NET_ADMIN, CAP_BPF, which this process lacks: start it as root",
+            "ethtool -K eth1 rxvlan off",
+        ],
+    );
     assert!(report.is_faulty());
     assert_eq!(found(&with(|_| ())), "");
     assert!(!with(|_| ()).is_faulty());
@@ -410,13 +388,13 @@ fn what_an_operator_should_act_on_has_a_remedy() {
         facts.lacking = vec!["CAP_BPF"];
         facts.steward = true;
     });
-    assert!(
-        typed(&leased, "one guest on a queue").contains("--steward /run/vhost-af-xdp/steward.sock"),
-        "{leased}"
+    assert_has(
+        &typed(&leased, "one guest on a queue"),
+        &["--steward /run/vhost-af-xdp/steward.sock"],
     );
     let short = with(|facts| (facts.locks_any, facts.memlock_bytes) = (false, Some(64 << 10)));
     assert_eq!(short.facts.copy_pairs(), Some(0));
-    assert!(found(&short).contains("raise it (`ulimit -l 6144`"), "{short}");
+    assert_has(&found(&short), &["raise it (`ulimit -l 6144`"]);
     let all: [fn(&mut Facts); 7] = [
         |facts| facts.loopback = true,
         |facts| (facts.link.has_leased_only, facts.link.rx_queues) = (true, 1),
@@ -465,13 +443,14 @@ fn document_has_each_field_and_no_other() {
 #[test]
 fn text_has_the_fields_and_ends_with_the_findings() {
     let text = with(|facts| facts.link.up = false).to_string();
-    for part in [
-        "interface: name eth1, index 2, mtu 1500, mac 00:00:00:00:00:00, up false, carrier true, receive_queues 2",
-        "\nplacement copy:\n  mode: zero-copy\n  checksums: daemon\n",
-        "\ntype one guest on a queue:\n  lines:\n    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1\n",
-    ] {
-        assert!(text.contains(part), "{part} is not in\n{text}");
-    }
+    assert_has(
+        &text,
+        &[
+            "interface: name eth1, index 2, mtu 1500, mac 00:00:00:00:00:00, up false, carrier true, receive_queues 2",
+            "\nplacement copy:\n  mode: zero-copy\n  checksums: daemon\n",
+            "\ntype one guest on a queue:\n  lines:\n    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1\n",
+        ],
+    );
     assert!(
         text.ends_with("\nerror: eth1: eth1 is down: `ip link set dev eth1 up`\n"),
         "{text}"
@@ -490,10 +469,7 @@ fn what_tcp_of_the_host_costs_goes_by_interface_and_mode() {
     let said = |change: fn(&mut Facts)| with(change).facts.host();
     let costs = |change, times: &str| {
         let said = said(change).expect("something");
-        assert!(
-            said.contains(&format!("costs it {times} times the instructions")),
-            "{said}"
-        );
+        assert_has(&said, &[&format!("costs it {times} times the instructions")]);
     };
     costs(|_| (), "1.3");
     costs(|facts| facts.driver.as_mut().expect("said").native = false, "3.3");

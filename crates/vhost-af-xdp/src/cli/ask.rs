@@ -188,6 +188,7 @@ mod tests {
     use clap::{Command, FromArgMatches};
     use model::config::{Network, Port, Table};
     use serde_json::json;
+    use testkit::assert_has;
 
     use super::*;
 
@@ -214,10 +215,7 @@ mod tests {
         let wanted = json!({"uplink": "eth1", "queues": null});
         assert_eq!(Value::Object(network.expect("well said")), wanted);
         let error = keys(&["queus=2"]).expect_err("misspelt").to_string();
-        assert!(
-            error.contains("unknown key \"queus\": did you mean \"queues\"?"),
-            "{error}"
-        );
+        assert_has(&error, &["unknown key \"queus\": did you mean \"queues\"?"]);
     }
 
     #[test]
@@ -249,9 +247,9 @@ mod tests {
         let error = keys(&["rule=direction=to-guest deny"])
             .expect_err("no key")
             .to_string();
-        assert!(
-            error.contains("rule 1: \"deny\": a rule is written as words key=value"),
-            "{error}"
+        assert_has(
+            &error,
+            &["rule 1: \"deny\": a rule is written as words key=value"],
         );
     }
 

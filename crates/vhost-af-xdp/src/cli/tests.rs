@@ -1,6 +1,7 @@
 use anyhow::bail;
 use clap::{CommandFactory, Parser};
 use common::command_line::{mistake, named_command, sentence};
+use testkit::assert_has;
 
 use super::{Cli, Command};
 use crate::config::{Control, InterfaceQueues, NicConfig, Placement, ServeConfig};
@@ -33,7 +34,7 @@ fn ports_inherit_what_they_do_not_say() {
 #[test]
 fn missing_interface_names_the_remedy() {
     let error = serve(&["--socket-path=/a"]).expect_err("no interface");
-    assert!(error.to_string().contains("name one by --ifname"), "{error}");
+    assert_has(&error.to_string(), &["name one by --ifname"]);
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn forced_zero_copy_excludes_what_cannot_be_zero_copy() {
     );
     for option in ["--mode=skb", "--memory=direct"] {
         let error = with(option).expect("options").check().expect_err("refused");
-        assert!(error.to_string().contains("--force-zero-copy"), "{error}");
+        assert_has(&error.to_string(), &["--force-zero-copy"]);
     }
     assert!(with("--force-copy").is_err());
 }
@@ -95,7 +96,7 @@ fn offload_that_direct_memory_cannot_do_is_refused_by_name() {
         "--socket-path=/a",
     ]);
     let error = config.expect("words").check().expect_err("not in direct");
-    assert!(error.to_string().contains("guest-tso4"), "{error}");
+    assert_has(&error.to_string(), &["guest-tso4"]);
     assert!(serve(&["--ifname=eth1", "--offload=ufo", "--socket-path=/a"]).is_err());
 }
 
@@ -137,10 +138,7 @@ fn access_is_for_sockets_that_are_made_here() {
         &["--null", "--port=socket-path=/a,client,socket-group=root"],
     ] {
         let error = serve(arguments).expect_err("nothing to give");
-        assert!(
-            format!("{error:#}").contains("does not make this socket"),
-            "{error:#}"
-        );
+        assert_has(&format!("{error:#}"), &["does not make this socket"]);
     }
 }
 
@@ -149,13 +147,13 @@ fn cable_has_two_ends() {
     let ends = |ports: &[&str]| serve(&[&["--cable=x"], ports].concat()).expect("words").check();
     ends(&["--port=socket-path=/a", "--port=socket-path=/b"]).expect("two");
     let error = ends(&["--port=socket-path=/a", "--port=socket-path=/b,ifname=eth1"]).expect_err("one");
-    assert!(error.to_string().contains("cable x: 1 port(s)"), "{error}");
+    assert_has(&error.to_string(), &["cable x: 1 port(s)"]);
 }
 
 #[test]
 fn unknown_port_key_is_refused() {
     let error = serve(&["--null", "--port=socket-path=/a,colour=red"]).expect_err("unknown key");
-    assert!(format!("{error:#}").contains("colour"), "{error:#}");
+    assert_has(&format!("{error:#}"), &["colour"]);
 }
 
 #[test]
@@ -178,7 +176,7 @@ fn mac_and_vlans_say_which_frames_a_port_takes() {
         ("x", "ranges"),
     ] {
         let error = serve(&["--ifname=eth1", "--socket-path=/a", "--vlan", list]).expect_err(list);
-        assert!(error.to_string().contains(words), "{error}");
+        assert_has(&error.to_string(), &[words]);
     }
     let check = |args: &[&str]| {
         serve(args)
@@ -203,11 +201,8 @@ fn name_that_no_interface_can_have_is_refused() {
         ] {
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let error = format!("{:#}", serve(&arguments).expect_err(name));
-            assert!(
-                error.contains(&format!("ifname {name:?}: no interface can have")),
-                "{error}"
-            );
-            assert!(error.contains("`ip link` lists them"), "{error}");
+            assert_has(&error, &[&format!("ifname {name:?}: no interface can have")]);
+            assert_has(&error, &["`ip link` lists them"]);
         }
     }
     serve(&["--ifname=fifteen-letters", "--socket-path=/a"]).expect("possible");
@@ -303,7 +298,7 @@ fn shared_memory_is_for_all_pairs_together() {
     }
     // The limit for the UMEM of one pair is unchanged.
     let error = serve(&["--ifname=eth1", "--socket-path=/a", "--packet-memory=8MiB"]).expect_err("refused");
-    assert!(error.to_string().contains("from 512KiB to 6MiB"), "{error}");
+    assert_has(&error.to_string(), &["from 512KiB to 6MiB"]);
 }
 
 #[test]
@@ -345,8 +340,8 @@ fn value_that_is_no_number_is_named_with_what_is_meant() {
         );
     }
     let error = serve(&["--port=socket-path=/a,queues=x", "--ifname=eth1"]).expect_err("no number");
-    assert!(
-        format!("{error:#}").contains("queues = \"x\": give a number of 0 to 65535"),
-        "{error:#}"
+    assert_has(
+        &format!("{error:#}"),
+        &["queues = \"x\": give a number of 0 to 65535"],
     );
 }

@@ -498,6 +498,7 @@ fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>)
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+    use testkit::assert_has;
 
     use device::features::OnRequest;
 
@@ -579,7 +580,7 @@ mod tests {
         let error = serve(vec![port("/a", 0, 3), port("/b", 2, 1)])
             .check()
             .expect_err("overlap");
-        assert!(error.to_string().contains("queue 2 of eth0"), "{error}");
+        assert_has(&error.to_string(), &["queue 2 of eth0"]);
     }
 
     #[test]
@@ -594,10 +595,7 @@ mod tests {
             ..serve(vec![port("/run/a", 0, 1)])
         };
         let error = config.check().expect_err("one path for both").to_string();
-        assert!(
-            error.contains("\"/run/a\": the daemon itself uses this path"),
-            "{error}"
-        );
+        assert_has(&error, &["\"/run/a\": the daemon itself uses this path"]);
     }
 
     #[test]

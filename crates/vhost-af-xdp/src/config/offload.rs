@@ -29,6 +29,7 @@ fn named(words: &[&str]) -> Result<Offloads, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testkit::assert_has;
 
     fn parse(list: &str) -> Result<Offloads, String> {
         super::parse(list, Offloads::all())
@@ -64,10 +65,7 @@ mod tests {
         assert_eq!(parse("all"), Ok(Offloads::all()));
         for list in ["csum+ufo", "-ufo"] {
             let error = parse(list).expect_err("not offered");
-            assert!(
-                error.contains("\"ufo\"") && error.contains("guest-uso6"),
-                "{error}"
-            );
+            assert_has(&error, &["\"ufo\"", "guest-uso6"]);
         }
         for list in ["", "none,-uso", "-all", "tso4,-ecn"] {
             assert!(parse(list).is_err(), "{list:?}");

@@ -80,6 +80,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    use testkit::assert_has;
 
     use super::*;
 
@@ -92,7 +93,7 @@ mod tests {
         let (_reader, writer) = std::io::pipe().expect("pipe");
         let again = writer.try_clone().expect("a descriptor");
         let error = call(writer, FileKinds::Shared).expect_err("a pipe");
-        assert!(error.to_string().contains("memory-files=any"), "{error}");
+        assert_has(&error.to_string(), &["memory-files=any"]);
         let taken = call(again, FileKinds::Any).expect("accepted").expect("present");
         // A full pipe returns an error, and does not wait.
         let full = loop {
@@ -108,10 +109,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         let kick = OwnedFd::from(ours.try_clone().expect("a descriptor"));
         let error = take(1, "kick", Some(kick), FileKinds::Any).expect_err("not an eventfd");
-        assert!(
-            error.to_string().contains("kick descriptor is not an eventfd"),
-            "{error}"
-        );
+        assert_has(&error.to_string(), &["kick descriptor is not an eventfd"]);
         let taken = call(ours, FileKinds::Shared).expect("accepted").expect("present");
         rustix::io::write(&taken, &1u64.to_ne_bytes()).expect("written");
         let mut bytes = [0; 8];
@@ -136,7 +134,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         theirs.write_all(&[1]).expect("written");
         let error = call(ours, FileKinds::Any).expect_err("not empty");
-        assert!(error.to_string().contains("never reads"), "{error}");
+        assert_has(&error.to_string(), &["never reads"]);
     }
 
     #[test]
@@ -150,7 +148,7 @@ mod tests {
             File::open("/dev/null").expect("there is one").into(),
         ] {
             let error = call(fd, FileKinds::Any).expect_err("neither");
-            assert!(error.to_string().contains("neither an eventfd nor"), "{error}");
+            assert_has(&error.to_string(), &["neither an eventfd nor"]);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The underlay goes, or may not be used: guests go on by the kernel.
 
 use super::*;
+use testkit::assert_soon;
 
 #[test]
 fn guests_go_on_by_the_kernel_while_the_underlay_is_away() {
@@ -145,12 +146,7 @@ fn guests_go_on_when_programs_are_killed_and_nothing_stays(#[case] serve: Serve)
             .map_or_else(Vec::new, |lessor| lessor.bpffs.pinned())
     };
     let is_left = || links().contains("xdp") || links().contains(": vax") || !pinned().is_empty();
-    assert!(
-        wait::until(wait::SOON, || !is_left()),
-        "{} {:?}",
-        links(),
-        pinned()
-    );
+    assert_soon!(!is_left(), "{} {:?}", links(), pinned());
 }
 
 /// Keys of rules that allow all.
@@ -184,7 +180,7 @@ fn guests_go_on_by_the_kernel_without_a_rule_for_the_underlay() {
             .iter()
             .all(|word| why().contains(word))
     };
-    assert!(wait::until(wait::SOON, is_why), "{}", why());
+    assert_soon!(is_why(), "{}", why());
     change_policy(&mut world, ALL, ALL);
     world.await_ways(true);
 }
@@ -204,11 +200,7 @@ fn address_that_the_policy_refuses_for_the_underlay_is_reached_by_the_kernel() {
     let _ = world.stations[2].received();
     world.await_ways(true);
     let learned = || world.daemons[0].port(1)["learned"].to_string();
-    assert!(
-        wait::until(wait::SOON, || learned().contains("05")),
-        "{}",
-        learned()
-    );
+    assert_soon!(learned().contains("05"), "{}", learned());
     world.by_xdp[0] = false;
     world.assert_frame_passes(&frame(mac(FURTHER), mac(2), 100, 1), 2, 0);
     world.await_ways(true);

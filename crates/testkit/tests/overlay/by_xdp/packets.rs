@@ -1,6 +1,7 @@
 //! Packets that arrive at the underlay: left to the kernel, decapsulated, or dropped.
 
 use super::*;
+use testkit::assert_soon;
 
 /// What the program leaves to the kernel of what arrives at the underlay.
 #[test]
@@ -99,11 +100,7 @@ fn packets_of_servers_that_are_not_listed_are_dropped_by_option() {
         let before = dropped(world);
         wire.send(&unknown);
         wire.send(&known);
-        assert!(
-            wait::until(wait::SOON, || dropped(world) == before + 1),
-            "{:#}",
-            world.daemons[0].status()
-        );
+        assert_soon!(dropped(world) == before + 1, "{:#}", world.daemons[0].status());
     };
     reload(&world, true);
     for kills in [false, true] {
@@ -183,7 +180,7 @@ fn malformed_packets_are_dropped_and_counted_and_a_nested_one_is_decapsulated_on
         };
         let before = counted();
         wire.send(&packet);
-        assert!(wait::until(wait::SOON, || counted() == before + 1), "{name}");
+        assert_soon!(counted() == before + 1, "{name}");
         // Before it nothing arrives.
         world.assert_passes(1, 0, 100);
     }

@@ -59,6 +59,7 @@ fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use testkit::assert_has;
 
     #[test]
     fn directory_is_created_for_its_user_alone_and_used_only_if_it_is() {
@@ -71,16 +72,13 @@ mod tests {
             fs::set_permissions(&directory, open).expect("our directory");
             let error = make_own(&directory, user).expect_err("open").to_string();
             let wanted = format!("put files into {}", directory.display());
-            assert!(error.contains(&wanted), "{error}");
+            assert_has(&error, &[&wanted]);
         }
         let link = place.path().join("link");
         std::os::unix::fs::symlink(&directory, &link).expect("a link");
         assert!(make_own(&link, user).is_err(), "a link, perhaps of another user");
         let missing = place.path().join("no/sockets");
         let error = make_own(&missing, 0).expect_err("no parent").to_string();
-        assert!(
-            error.contains(&format!("`mkdir -p {}/no`", place.path().display())),
-            "{error}"
-        );
+        assert_has(&error, &[&format!("`mkdir -p {}/no`", place.path().display())]);
     }
 }

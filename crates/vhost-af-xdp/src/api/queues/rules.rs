@@ -185,6 +185,7 @@ impl From<&Listed> for Leased {
 mod tests {
     use steer::Filter;
     use steward_protocol::Steered;
+    use testkit::assert_has;
 
     use super::*;
 
@@ -233,11 +234,7 @@ mod tests {
         assert_eq!(queue.lease.map(|lease| lease.start_queue), Some(4));
         let by: Vec<_> = queue.rules.iter().map(|rule| rule.by).collect();
         assert_eq!(by, ["n-tuple", "program"]);
-        assert!(
-            queue.rules[1].what.contains("02:00:00:00:00:01"),
-            "{:?}",
-            queue.rules
-        );
+        assert_has(&queue.rules[1].what, &["02:00:00:00:00:01"]);
         let queue = of_queue("eth1", 5);
         assert!(queue.lease.is_some() && queue.rules.len() == 1);
         let queue = of_queue("eth1", 0);
