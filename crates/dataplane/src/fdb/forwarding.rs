@@ -48,7 +48,7 @@ pub(crate) struct LaneRef {
     pub(crate) pair: u16,
     /// It is on another worker.
     pub(crate) is_remote: bool,
-    /// How often what lanes remember of its guest has changed ([`crate::worker::slots::Slot::shown`]).
+    /// Changes whenever the guest begins or ceases to receive, or gets other rules or another limit.
     pub(crate) changes: u32,
 }
 

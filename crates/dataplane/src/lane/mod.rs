@@ -135,8 +135,8 @@ pub trait Lane: Send {
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault>;
     /// Asks for kicks where the lane waits for a guest, and checks the rings again after that.
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work;
-    /// Bytes carried so far in both directions, from counters of the guest or of the lane, so they may restart at 0.
-    /// Always 0 for lanes that take no part in [`crate::worker::moderation`].
+    /// Bytes carried so far in both directions, also by other lanes, from counters of the guest or of the lane, so they
+    /// may restart at 0: for [`crate::worker::moderation`] and the count of futile kicks. 0 for lanes without these.
     fn carried(&self) -> u64 {
         0
     }

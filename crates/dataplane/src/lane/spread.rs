@@ -9,7 +9,7 @@ use device::pair::Fault;
 use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
 use crate::lane::role::Role;
-use crate::lane::shared::{Busy, Shared, Waits, patiently};
+use crate::lane::shared::{Shared, Waits};
 use crate::lane::{Lane, LaneId};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
@@ -27,8 +27,8 @@ pub(crate) trait LaneWorker: Send + Sync {
 pub(crate) enum LanesChange {
     Add(SharedLane),
     Remove(LaneId),
-    /// What this worker knows of a lane's guest has changed.
-    Refresh(LaneId),
+    /// A lane's guest begins or ceases to receive, as the value says, or has other rules or another limit.
+    Refresh(LaneId, bool),
 }
 
 /// A lane of a network, for lanes of other workers.
@@ -37,7 +37,7 @@ pub(crate) struct SharedLane {
     pub(crate) id: LaneId,
     pub(crate) role: Role,
     own_worker: Arc<dyn LaneWorker>,
-    /// Its guest receives, or may: frames to a pair that does not are lost.
+    /// Its guest receives: frames to a pair that does not are lost.
     pub(crate) receives: bool,
     /// See [`LaneRef::changes`](crate::fdb::forwarding::LaneRef::changes).
     pub(crate) changes: u32,
@@ -57,32 +57,18 @@ impl SharedLane {
         let of_guest = rx.as_ref().and_then(Shared::lock);
         let of_guest = of_guest.map(|rx| (rx.waits.clone(), Arc::clone(rx.vring.call.blocked())));
         let (rx_waits, call_blocked) = of_guest.unwrap_or_default();
-        let mut shared = Self {
+        Self {
             id,
             role: role.clone(),
             own_worker,
-            receives: false,
+            receives: lane.receives(),
             changes: 0,
             rx,
             rx_waits,
             call_blocked,
             uplink: lane.uplink().cloned(),
             tap: lane.tap().cloned(),
-        };
-        shared.refresh();
-        shared
-    }
-
-    /// Looks at its guest again.
-    pub(crate) fn refresh(&mut self) {
-        self.changes = self.changes.wrapping_add(1);
-        self.receives = self
-            .rx
-            .as_ref()
-            .is_some_and(|rx| match patiently(|| rx.lock_soon()) {
-                Ok(rx) => rx.is_some_and(|rx| rx.vring.enabled),
-                Err(Busy) => true,
-            });
+        }
     }
 
     /// Frames were delivered to it: wakes the lane if some wait that only its own worker delivers, and reports a guest

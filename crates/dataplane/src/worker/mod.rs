@@ -103,8 +103,8 @@ pub(crate) enum Command {
     Add(LaneId, NewLane, Arc<LaneCounted>),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
-    /// Change this lane, between two rounds. The answer: other workers have to know ([`Slot::refresh`]).
-    Change(LaneId, Change, Sender<bool>),
+    /// Change this lane, between two rounds. The answer: what other workers have to know ([`Slot::refresh`]).
+    Change(LaneId, Change, Sender<Option<bool>>),
     /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
     /// A change of a network's lanes of other workers; answered once it is in effect.
@@ -520,7 +520,7 @@ impl Worker {
                 }
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
-                    let mut is_shown = false;
+                    let mut news = None;
                     if let Some(at) = self.place_of(id) {
                         if std::mem::take(&mut is_stale) {
                             // The change may send a frame.
@@ -531,10 +531,10 @@ impl Worker {
                         }
                         self.lanes.slots[at].unwatch_nic(&self.epoll);
                         let others_left = self.lanes.change(at, change);
-                        is_shown = self.lanes.slots[at].refresh();
-                        is_stale = is_shown || others_left;
+                        news = self.lanes.slots[at].refresh();
+                        is_stale = news.is_some() || others_left;
                     }
-                    let _ = done.send(is_shown);
+                    let _ = done.send(news);
                 }
                 Ok(Command::Fdb(network, fdb)) => {
                     self.lanes.fdbs.insert(network, fdb);

@@ -40,7 +40,7 @@ pub(crate) struct Slot {
     pub(crate) target: Option<usize>,
     /// Reports a fault. Taken when it is called: a slot without it is no longer in the rounds.
     pub(crate) on_fault: Option<OnFault>,
-    /// How often it woke the worker since it last moved a frame.
+    /// How often it woke the worker since it last moved a frame, or its guest got one.
     pub(crate) futile: u32,
     /// [`Lane::carried`] when it last woke the worker.
     carried: u64,
@@ -107,8 +107,8 @@ impl Slot {
         slot
     }
 
-    /// Looks at its guest again; returns whether others have to know of a change.
-    pub(crate) fn refresh(&mut self) -> bool {
+    /// Looks at its guest again; returns whether that receives, if others have to know of a change.
+    pub(crate) fn refresh(&mut self) -> Option<bool> {
         let receives = self.lane.receives();
         let rx = self.lane.rx().and_then(Shared::lock);
         let shown = Shown {
@@ -122,7 +122,7 @@ impl Slot {
         let has_changed = shown != self.shown;
         self.shown = shown;
         self.changes = self.changes.wrapping_add(u32::from(has_changed));
-        has_changed
+        has_changed.then_some(receives)
     }
 
     /// Counts that it woke the worker; returns how often it did since it last moved a frame.
@@ -338,9 +338,11 @@ impl Lanes {
         match change {
             LanesChange::Add(lane) => self.remote.push(lane),
             LanesChange::Remove(id) => self.remote.retain(|lane| lane.id != id),
-            LanesChange::Refresh(id) => {
-                let lane = self.remote.iter_mut().find(|lane| lane.id == id);
-                lane.into_iter().for_each(SharedLane::refresh);
+            LanesChange::Refresh(id, receives) => {
+                if let Some(lane) = self.remote.iter_mut().find(|lane| lane.id == id) {
+                    lane.receives = receives;
+                    lane.changes = lane.changes.wrapping_add(1);
+                }
             }
         }
     }

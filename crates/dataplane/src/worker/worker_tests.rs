@@ -83,12 +83,13 @@ fn other_workers_have_to_know_only_of_changes_that_they_see() {
         assert!(worker.read_mail());
         changed.recv().expect("an answer")
     };
-    assert!(!change(Box::new(|_, _| ())));
-    assert!(!change(Box::new(|lane, _| lane.set_frame_limit(9000))));
+    assert_eq!(change(Box::new(|_, _| ())), None);
+    assert_eq!(change(Box::new(|lane, _| lane.set_frame_limit(9000))), None);
     for enabled in [false, true] {
-        assert!(change(Box::new(move |lane, _| {
+        let change = change(Box::new(move |lane, _| {
             lane.change_vrings(&mut |_, vring| vring.enabled = enabled);
-        })));
+        }));
+        assert_eq!(change, Some(enabled));
     }
 }
 

@@ -256,13 +256,13 @@ impl Workers {
         let (done, changed) = mpsc::channel();
         self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));
         // Most changes are none of the other workers' business, and a VMM may cause many.
-        if changed.recv() != Ok(true) {
+        let Ok(Some(receives)) = changed.recv() else {
             return;
-        }
+        };
         let roster = self.roster.locked();
         let lane = roster.lanes.get(&at.id);
         let is_of_network = lane.is_some_and(|lane| lane.role.network().is_some());
-        let answers = self.send_spread(is_of_network, at.worker, &LanesChange::Refresh(at.id));
+        let answers = self.send_spread(is_of_network, at.worker, &LanesChange::Refresh(at.id, receives));
         drop(roster);
         self.wait(answers);
     }
