@@ -6,8 +6,8 @@
 //! `rx_fill_ring_empty_descs`). Chunks return to the NIC when the whole batch is delivered. Until then they are kept in
 //! the queue ([`NicQueue::received`]), where the guest's next lane finds them.
 //!
-//! Frames in one piece that no offload reads go from the ring straight into the guest's buffers; far from a rate limit,
-//! and without rules and metadata, by one loop.
+//! Frames in one piece that no offload reads go from the ring straight into the guest's buffers. Without rules and
+//! metadata, and while a rate limit has room for a batch, one loop copies them.
 
 #![allow(unsafe_code)]
 
@@ -183,11 +183,11 @@ impl Arrivals {
         self.taken = 0;
         if !waits {
             let is_read = MetadataReader::of(queue).is_read();
-            let left = queue.nic.received();
-            let most = || Cost::most(left.min(BATCH), queue.umem.max_frame_bytes());
+            let left = queue.nic.received().min(BATCH);
+            let most = || Cost::most(left, queue.umem.max_frame_bytes());
             let admits_all = admission.filter.is_none() && admission.policer.has(most);
             if self.looks.is_none() && admits_all && !self.untags && !is_read {
-                waits = self.deliver_plainly(queue, delivery, &mut admission.policer)?;
+                waits = self.deliver_plainly((queue, left), delivery, &mut admission.policer)?;
             } else if left > 0 && delivery.has_buffer(left)? {
                 // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
                 self.take_batch(queue, &mut admission, delivery);
@@ -252,12 +252,12 @@ impl Arrivals {
         }
     }
 
-    /// Delivers frames that need no check; true if one waits for buffers. A separate function, so that the loop has all
-    /// registers.
+    /// Delivers at most so many frames, which need no check; true if one waits for buffers. A separate function, so that
+    /// the loop has all registers.
     #[inline(never)]
     fn deliver_plainly<N: Nic>(
         &mut self,
-        queue: &mut NicQueue<N>,
+        (queue, most): (&mut NicQueue<N>, usize),
         delivery: &mut Delivery<'_>,
         policer: &mut Policer<'_>,
     ) -> Result<bool, Fault> {
@@ -269,7 +269,7 @@ impl Arrivals {
             empty,
             ..
         } = queue;
-        let mut incoming = nic.from_nic(BATCH);
+        let mut incoming = nic.from_nic(most);
         let mut left = incoming.len();
         while left > 0 && delivery.has_buffer(left)? {
             let (frames, bytes) = (delivery.frames(), delivery.bytes());

@@ -459,6 +459,10 @@ impl<'a> Delivery<'a> {
             .map_or(BATCH, |whole| whole as usize + 1);
         if wanted < BATCH && (self.next > 0 || self.asked < wanted) && self.read < DESCRIPTORS {
             self.fetch(wanted)?;
+            if self.chains.len() < wanted {
+                // The guest has no more, or they have many descriptors.
+                return Ok(len <= self.room_for_frame());
+            }
         }
         Ok(len <= self.room_for_frame() || (self.fetch_more()? && len <= self.room_for_frame()))
     }

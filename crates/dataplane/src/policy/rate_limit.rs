@@ -3,9 +3,9 @@
 //! Frames count as on a wire: a GSO packet counts as the frames that it is segmented into, even if it is passed whole
 //! to another guest. Bytes are those of Ethernet frames as the guest has them, without the FCS.
 //!
-//! The common case takes no look at each frame: if the limit holds the most that a run of frames can cost, the run passes,
-//! and its cost is taken afterwards ([`RateLimit::has`], [`RateLimit::charge`]). Then pairs of a port that do so at the
-//! same time, on several workers, may together exceed its burst by a run each, which later frames make up for.
+//! Most frames are not checked one by one: if the limit has room for the most that a run of frames can cost, the run
+//! passes, and its cost is taken afterwards ([`RateLimit::has`], [`RateLimit::charge`]). Pairs on several workers that
+//! do so at the same time may together exceed the port's burst by a run each; later frames make up for it.
 //!
 //! A guest that sends more waits ([`Throttle`]): frames stay in its queue, it is not asked for kicks, and its lane
 //! sleeps until the next frame may be sent. Frames to a guest beyond its limit are dropped and counted ([`Policer`]). A

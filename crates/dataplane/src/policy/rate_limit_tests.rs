@@ -158,6 +158,24 @@ fn limit_of_what_a_guest_gets_is_changed_for_frames_of_the_uplink_too() {
 }
 
 #[test]
+fn pairs_of_a_port_share_its_limits() {
+    let limits = PortLimits::new(PortRates {
+        from_guest: frames(3),
+        to_guest: frames(3),
+    });
+    let shared = limits.clone();
+    let cost = Cost::frame(LEN as u32);
+    let take = |limits: &PortLimits| {
+        let limit = limits.from_guest.as_ref().expect("one");
+        limit.take(cost, Ticks::now()).is_ok()
+    };
+    let taken: Vec<_> = (0..5)
+        .map(|at| take(if at % 2 == 0 { &limits } else { &shared }))
+        .collect();
+    assert_eq!(taken, [true, true, true, false, false]);
+}
+
+#[test]
 fn throttled_guest_waits_for_a_millisecond_or_half_a_burst() {
     for (burst, wait_us) in [(1000, 1000), (3, 1000), (1, 500)] {
         let rate = Some(Rate {
