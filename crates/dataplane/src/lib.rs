@@ -46,10 +46,10 @@
 //! 1. `worker/mod.rs` `round`, `poll`: polls each lane that is not idle.
 //! 2. `port_lane/mod.rs` `poll`; `port_lane/batch.rs` `send`, `send_batch`: continues a GSO packet, then takes a batch.
 //! 3. `guest/from_guest.rs` `take`: copies descriptors of at most [`lane::limits::BATCH`] chains.
-//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard and rules, and far from a rate
-//!    limit, one loop sends frames as long as they need only a copy: `backend/own_queue.rs` `put_plain`, or for a cable
-//!    `port_lane/mod.rs` `pass_whole`. All other frames are checked one by one, each just before it is sent: `port_lane/exits.rs`
-//!    `put_checked`; `port_lane/checks.rs` `check`.
+//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard and rules, and while a rate limit
+//!    has room for the batch, one loop sends frames as long as they need only a copy: `backend/own_queue.rs`
+//!    `put_plain`, or for a cable `port_lane/mod.rs` `pass_whole`. All other frames are checked one by one, each just
+//!    before it is sent: `port_lane/exits.rs` `put_checked`; `port_lane/checks.rs` `check`.
 //! 5. In a network: `port_lane/batch.rs` `send_by_address`, `classify_batch`, `pass_run`: reads the first bytes of each
 //!    frame once, checks them, finds the destination (`port_lane/known.rs` `find`), and passes on frames of one
 //!    destination together.
@@ -67,7 +67,7 @@
 //!    (`backend/metadata_reader.rs` `read`), joins TCP segments, and delivers.
 //! 2. From the uplink: `uplink/uplink_lane.rs` `receive`, `take`, `sort`: queues each frame for its port;
 //!    `deliver`: `backend/arrivals.rs` `deliver_waiting`.
-//! 3. From the host: `host/tap_lane.rs` `read`, `take`; then as frames of a guest, above.
+//! 3. From the host: `host/tap_lane.rs` `read`; then as frames of a guest, above.
 //! 4. `guest/to_guest.rs` `fetch`, `finish`: takes buffers, fills them, writes used elements and calls the guest.
 //! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: the kernel gets the
 //!    buffers before frames arrive; afterwards only used elements are written.

@@ -102,7 +102,7 @@ impl Attached {
     }
 }
 
-/// What is before the kernel's error about a pin.
+/// The text before the kernel's error: a pin cannot be created or opened.
 pub(crate) fn cannot_open(path: &Path) -> String {
     format!("cannot pin or open {}", path.display())
 }

@@ -136,7 +136,7 @@ impl NetworkMaps {
             "{} is no valid station: the address is multicast, or the VLAN above {LAST_VLAN}",
             text(station)
         );
-        // Mostly because there are too many.
+        // The usual cause: the map has no room for more stations.
         let refused = || format!("cannot set {}", text(station));
         if has_tunnel {
             let set = self.tunnels.set_station(network, station, Some(port));

@@ -241,7 +241,7 @@ impl Program {
         if let Some(&vlan) = filter.vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
             bail!("VLAN {vlan} is invalid: VLAN IDs are 1 to {LAST_VLAN}, and 0 for frames without one");
         }
-        // Mostly because there are too many.
+        // The usual cause: the map has no room for more addresses and VLANs.
         let refused = || format!("cannot set the filter of queue {queue}");
         // New entries are added first, and stale ones removed last; the store of the word in between enables
         // the filter.

@@ -28,7 +28,7 @@ use crate::notes::{Note, Turn, each_once};
 use crate::own_layouts::Generation;
 use crate::program::Program;
 
-/// What is before an error about a map for hints: creating, pinning or writing it.
+/// The text before an error of creating, pinning or writing a map for hints.
 const MAPS: &str = "cannot create or update the maps for hints";
 
 fn last_line(detail: &str) -> &str {

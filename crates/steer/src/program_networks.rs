@@ -139,7 +139,7 @@ impl Program {
         let changed = self.maps.networks.tunnels.change_vtep(network, change);
         changed.with_context(|| {
             format!(
-                "cannot add or remove host {}: tunnels of an interface have at most {MAX_VTEPS}",
+                "cannot add or remove host {} (the tunnels of an interface have at most {MAX_VTEPS} hosts)",
                 change.0
             )
         })

@@ -89,8 +89,8 @@ fn run(cli: &Options) -> Result<(), String> {
         return Err(format!("{path:?} has control characters: choose a path without"));
     }
     let policy = match Policy::read(&cli.policy) {
-        // Nothing is leased any more.
-        Err(_) if cli.take_back => Policy::for_one([])?,
+        // Nothing is leased any more, so the policy does not matter.
+        Err(_) if cli.take_back && !cli.check => Policy::for_one([])?,
         policy => policy.map_err(with_sources)?,
     };
     if cli.check {

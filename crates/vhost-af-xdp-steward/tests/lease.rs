@@ -210,3 +210,15 @@ fn foreign_program_is_not_touched() {
     drop(theirs);
     world.lease(0, 1).expect("free now");
 }
+
+#[test]
+fn leased_queue_without_a_socket_takes_no_frames_from_the_host() {
+    require!(Root);
+    let world = World::new();
+    let lease = world.lease(0, 2).expect("allowed");
+    for seed in 0..10 {
+        world.wire.send(&testkit::frame::plain(100, seed));
+    }
+    let passed = |queue| lease.counters(queue, soon()).expect("ours").passed;
+    assert_soon!(passed(0) + passed(1) >= 10);
+}

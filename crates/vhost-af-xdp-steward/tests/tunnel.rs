@@ -184,7 +184,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
         &second,
         "vx7",
         Reason::Taken,
-        "another network of nic0 receives VNI 7 at 10.9.0.1",
+        "another network of nic0 has VNI 7 on UDP port",
     );
     refused(&second, "vx9", Reason::Nic, "vx9 cannot be found");
     refused(

@@ -24,7 +24,7 @@
 //! written for each: the feature allows that, and no special case is needed.
 //!
 //! Invariants: the three parts lie inside the map, aligned, for as long as `memory` lives (RingLayout,
-//! checked again in `new`). Indices are masked before they become addresses.
+//! checked again in `new`). Ring indices are masked, and descriptor indices compared with the table's length, before use.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -535,6 +535,7 @@ impl SplitQueue {
         }
     }
 
+    /// `head` is not checked yet: a prefetch of any address reads nothing that the program sees, and never faults.
     #[inline(always)]
     fn prefetch_descriptor(&self, head: u16) {
         prefetch(

@@ -15,7 +15,7 @@ use virtqueue::{
     RingFormat, RingLayout, RingShape, TrustedFiles,
 };
 
-/// Buffers that a queue has, and its entries.
+/// Entries of a queue, and buffers of one that receives frames.
 pub(crate) const BUFFERS: u16 = 256;
 /// Bytes of a buffer that receives frames: a frame takes one, a GSO packet 17.
 const BUFFER_BYTES: u32 = 4096;
@@ -50,7 +50,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// For a queue that receives frames, another one, and `longest` frames in that.
+    /// For two queues: one that receives frames, and one for at most `longest` frames of any length.
     pub(crate) fn new(longest: u64) -> Result<Self, InnerQueueError> {
         let received = u64::from(BUFFERS) * u64::from(BUFFER_BYTES);
         let len = received + longest * u64::from(LONGEST_BYTES) + 2 * RING_BYTES;

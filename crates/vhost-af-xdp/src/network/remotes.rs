@@ -285,7 +285,7 @@ impl Follower {
             return Vec::new();
         }
         if let Some(vtep) = self.device.tunnel.remote {
-            // The steward accepts only this one, and refuses it if the program has no room for it.
+            // The steward accepts no other host of a Geneve tunnel. It refuses this one if the program's map is full.
             let is_added = true;
             return vec![VtepChange { vtep, is_added }];
         }

@@ -511,8 +511,8 @@ impl Network {
         }
     }
 
-    /// Stores why something does not work, and logs a change: what is before the reason, and the text for when there is none
-    /// any more, empty: none. Returns whether it has changed.
+    /// Stores why something does not work, or `None`. Logs a change: `lost` and the reason, or `back` if it is not empty.
+    /// Returns whether the reason has changed.
     pub(super) fn note_reason(
         &self,
         reason: &mut Option<String>,

@@ -274,9 +274,9 @@ impl Interface {
             |&(&other, its): &(&u32, &Network)| queues_of(other) != other && its.stations.is_empty();
         let (left, others): (Vec<_>, Vec<_>) = self.networks.iter().filter(is_it).partition(has_left);
         if !others.is_empty() {
-            let Tunnel { vni, local, .. } = tunnel;
+            let Tunnel { vni, port, .. } = tunnel;
             return Reason::Taken.refuse(format!(
-                "another network of {name} receives VNI {vni} at {local}: leave out the underlay of one of them"
+                "another network of {name} has VNI {vni} on UDP port {port}: leave out the underlay of one of them"
             ));
         }
         if self.is_by_tap() {
