@@ -163,7 +163,7 @@ impl Rig {
             stat.is_ok_and(|stat| stat.is_ok_and(|stat| stat.contains(") T ")))
         };
         let stopped = || std::fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.all(is_stopped));
-        assert!(wait::until(wait::SOON, stopped), "it was told to stop");
+        assert!(wait::until(wait::SOON, stopped), "SIGSTOP stops the daemon");
         let before = self.veth.received_by_nic();
         frames.iter().for_each(|frame| self.wire.send(frame));
         let count = u64::try_from(frames.len()).expect("few");

@@ -106,13 +106,13 @@ fn veth_is_what_serve_then_makes_of_it() {
     assert_eq!(modes(&seen)[1..], [&lane["mode"]; 2], "{seen:#}");
     assert_eq!(tried["tried"]["mode"], lane["mode"], "{tried:#}");
 
-    // And once it is there, another queue is free, and the program is another's.
-    let beside = report(&veth.near, &[VethPair::NIC, "--try"]);
-    assert_has(beside["program"].as_str().expect("one"), &["native mode"]);
-    assert_eq!(beside["free_queues"], json!([1]), "{beside:#}");
-    let refused = beside["tried"]["refused"].as_str().expect("a reason");
+    // While the daemon runs, one queue is free, and the program on the interface is the daemon's.
+    let in_use = report(&veth.near, &[VethPair::NIC, "--try"]);
+    assert_has(in_use["program"].as_str().expect("one"), &["native mode"]);
+    assert_eq!(in_use["free_queues"], json!([1]), "{in_use:#}");
+    let refused = in_use["tried"]["refused"].as_str().expect("a reason");
     assert_has(refused, &["already has an XDP program"]);
-    assert_has(&found(&beside), &["already has an XDP program"]);
+    assert_has(&found(&in_use), &["already has an XDP program"]);
 }
 
 #[test]

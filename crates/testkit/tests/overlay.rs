@@ -151,7 +151,7 @@ impl World {
         );
     }
 
-    /// A guest of ours sends a GSO packet, and plain frames at once.
+    /// Guest `from` sends a GSO packet, and plain frames right after it.
     fn send_gso(&mut self, from: usize, bytes: &[u8], request: &[u8; 10], behind: &[&[u8]]) {
         let mut header = [0; HEADER];
         header[..10].copy_from_slice(request);

@@ -80,7 +80,7 @@ pub struct Chain {
     pub first: u32,
     /// Bytes that the device reads.
     pub readable_bytes: u32,
-    /// Bytes that the device writes.
+    /// Bytes that the device may write; before [`push_all_written`](crate::Queue::push_all_written): those that it wrote.
     pub writable_bytes: u32,
 }
 

@@ -199,7 +199,7 @@ impl PackedQueue {
         at: Position,
         most: usize,
     ) -> u16 {
-        // Fields of `self` would be loaded anew after each atomic load.
+        // Copies: the compiler loads fields of `self` again after each atomic load.
         let (base, ahead, prefetch_of) = (self.ring.memory.base(), self.ahead, self.prefetch);
         let write = if WRITABLE { DESC_WRITE } else { 0 };
         let common = u64::from(at.available_flags() | write) << 48;

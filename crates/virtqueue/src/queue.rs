@@ -122,8 +122,8 @@ impl Queue {
         self.push_all(chains, |_| 0);
     }
 
-    /// As [`push_used`](Self::push_used), for several chains in whose buffers as many bytes were written as
-    /// `writable_bytes` says by now.
+    /// As [`push_used`](Self::push_used), for several chains; the caller has stored in `writable_bytes` how many
+    /// bytes it wrote.
     #[inline(always)]
     pub fn push_all_written(&mut self, chains: &[Chain]) {
         self.push_all(chains, |chain| chain.writable_bytes);

@@ -255,7 +255,7 @@ impl SplitQueue {
     #[inline(always)]
     fn take_run<const WRITABLE: bool>(&self, chains: &mut Chains, heads: &[u16]) -> usize {
         let common = if WRITABLE { DESC_WRITE } else { 0 };
-        // Fields of `self` would be loaded anew after each atomic load.
+        // Copies: the compiler loads fields of `self` again after each atomic load.
         let (table, hint, base, prefetch) = (self.table(), self.hint, self.base, self.prefetch);
         chains.push_singles::<_, WRITABLE>(heads, |&head| {
             let desc = read_descriptor(table.get(usize::from(head))?);

@@ -289,7 +289,7 @@ impl Arrivals {
         Ok(false)
     }
 
-    /// Delivers what is not a frame in one piece that fits a buffer; true if it waits for buffers.
+    /// Delivers a piece that is no whole frame, or does not fit a buffer; true if it waits for buffers.
     #[cold]
     #[inline(never)]
     fn deliver_other(

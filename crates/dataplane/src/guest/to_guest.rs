@@ -86,10 +86,10 @@ impl WholeFrame<'_> {
         self.head.len() as u32 + self.rest.len
     }
 
-    /// Writes it into a chain, and stores there how many bytes that are; false: that is no buffer in one piece that holds
-    /// it. `memory`: the sender's.
+    /// Writes it into a chain of one buffer, and stores there how many bytes were written; false: the chain is another
+    /// one, or too short. `memory`: the sender's.
     #[inline(always)]
-    fn write(self, memory: &MemoryMap, (chain, buffer): (&mut Chain, Buffer), to: Target<'_>) -> bool {
+    fn write(self, memory: &MemoryMap, (chain, buffer): (&mut Chain, Buffer), to: GuestMemory<'_>) -> bool {
         let written = self.len() + HEADER_BYTES;
         if chain.writable != 1 || buffer.len < written {
             return false;
@@ -98,7 +98,7 @@ impl WholeFrame<'_> {
         if between_guests(memory, head, rest, to.memory, buffer.offset, header).is_none() {
             return false;
         }
-        to.note(chain, buffer, written);
+        to.record_written(chain, buffer, written);
         true
     }
 }
@@ -235,7 +235,7 @@ impl<'a> Delivery<'a> {
         let (mut room, mut bytes, before) = (0, 0, empty.len());
         let mut other = None;
         let Vring { queue, guest, .. } = &mut *self.vring;
-        let to = Target::of(guest);
+        let to = GuestMemory::of(guest);
         let (chains, buffers) = (&mut self.chains.chains[self.next..], &self.chains.buffers[..]);
         for chain in &mut *chains {
             let Some(piece) = incoming.next() else { break };
@@ -272,7 +272,7 @@ impl<'a> Delivery<'a> {
         };
         let buffer = self.chains.buffers[chain.first as usize];
         let Vring { queue, guest, .. } = &mut *self.vring;
-        if !Target::of(guest).write_whole(umem, piece, chain, buffer, header) {
+        if !GuestMemory::of(guest).write_whole(umem, piece, chain, buffer, header) {
             return false;
         }
         queue.push_used(chain.id, chain.writable_bytes);
@@ -295,8 +295,8 @@ impl<'a> Delivery<'a> {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
         let Vring { queue, guest, .. } = &mut *self.vring;
         let (chains, buffers) = (&mut self.chains.chains[self.next..], &self.chains.buffers[..]);
-        let to = Target::of(guest);
-        if !to.is_usual {
+        let to = GuestMemory::of(guest);
+        if !to.has_short_header {
             return (0, 0);
         }
         for chain in &mut *chains {
@@ -329,8 +329,8 @@ impl<'a> Delivery<'a> {
         };
         let buffer = self.chains.buffers[chain.first as usize];
         let Vring { queue, guest, .. } = &mut *self.vring;
-        let (len, to) = (frame.len(), Target::of(guest));
-        if !to.is_usual || !frame.write(memory, (chain, buffer), to) {
+        let (len, to) = (frame.len(), GuestMemory::of(guest));
+        if !to.has_short_header || !frame.write(memory, (chain, buffer), to) {
             return false;
         }
         queue.push_used(chain.id, chain.writable_bytes);
@@ -543,20 +543,20 @@ impl<'a> Delivery<'a> {
 
 /// A guest's memory, and its dirty log, if there is one.
 #[derive(Clone, Copy)]
-struct Target<'a> {
+struct GuestMemory<'a> {
     memory: &'a MemoryMap,
     log: Option<&'a DirtyLog>,
-    /// Its frames have a header of the usual length.
-    is_usual: bool,
+    /// Its frames have a virtio-net header of 12 bytes.
+    has_short_header: bool,
 }
 
-impl<'a> Target<'a> {
+impl<'a> GuestMemory<'a> {
     #[inline(always)]
     fn of(guest: &'a Guest) -> Self {
         Self {
             memory: &guest.memory,
             log: guest.log.as_deref(),
-            is_usual: guest.header_bytes == HEADER_BYTES,
+            has_short_header: guest.header_bytes == HEADER_BYTES,
         }
     }
 
@@ -573,20 +573,20 @@ impl<'a> Target<'a> {
         header: [u8; HEADER_BYTES as usize],
     ) -> bool {
         let written = piece.len + HEADER_BYTES;
-        if piece.more || chain.writable != 1 || buffer.len < written || !self.is_usual {
+        if piece.more || chain.writable != 1 || buffer.len < written || !self.has_short_header {
             return false;
         }
         let bytes = UmemRange::of(piece);
         if frame_to_guest(umem, bytes, self.memory, buffer.offset, header).is_none() {
             return false;
         }
-        self.note(chain, buffer, written);
+        self.record_written(chain, buffer, written);
         true
     }
 
-    /// Notes that the first bytes of a chain of one buffer were written.
+    /// Records in the dirty log, and in the chain, that the first bytes of its one buffer were written.
     #[inline(always)]
-    fn note(self, chain: &mut Chain, buffer: Buffer, written: u32) {
+    fn record_written(self, chain: &mut Chain, buffer: Buffer, written: u32) {
         if let Some(log) = self.log {
             self.memory.log(log, buffer.offset, written.into());
         }

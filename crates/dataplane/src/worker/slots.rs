@@ -58,15 +58,15 @@ pub(crate) struct Slot {
     pub(crate) asleep_since: Option<u32>,
     /// The worker's epoll set has its NIC.
     is_nic_watched: bool,
-    /// What others remember of its guest.
-    shown: Shown,
+    /// State of its guest, as other lanes know it.
+    guest: GuestState,
     /// How often that has changed.
     pub(crate) changes: u32,
 }
 
-/// What other lanes remember of a lane's guest, instead of asking each time.
+/// State of a lane's guest that other lanes keep a copy of.
 #[derive(Default, PartialEq)]
-struct Shown {
+struct GuestState {
     receives: bool,
     /// Rules decide about its frames.
     is_filtered: bool,
@@ -100,7 +100,7 @@ impl Slot {
             is_quiet: false,
             asleep_since: None,
             is_nic_watched: false,
-            shown: Shown::default(),
+            guest: GuestState::default(),
             changes: 0,
         };
         slot.refresh();
@@ -111,7 +111,7 @@ impl Slot {
     pub(crate) fn refresh(&mut self) -> Option<bool> {
         let receives = self.lane.receives();
         let rx = self.lane.rx().and_then(Shared::lock);
-        let shown = Shown {
+        let guest = GuestState {
             receives,
             is_filtered: rx.as_ref().is_some_and(|rx| rx.filter.is_some()),
             limit: rx
@@ -119,8 +119,8 @@ impl Slot {
                 .and_then(|rx| Some(Arc::as_ptr(rx.limit.as_ref()?).addr())),
         };
         drop(rx);
-        let has_changed = shown != self.shown;
-        self.shown = shown;
+        let has_changed = guest != self.guest;
+        self.guest = guest;
         self.changes = self.changes.wrapping_add(u32::from(has_changed));
         has_changed.then_some(receives)
     }
@@ -165,7 +165,7 @@ impl Slot {
 
     /// Whether its guest receives frames, and it is in the rounds.
     fn receives(&self) -> bool {
-        self.is_in_rounds() && self.shown.receives
+        self.is_in_rounds() && self.guest.receives
     }
 
     /// Shows the lane's descriptors for the worker's epoll set, each with its event data.
@@ -380,7 +380,7 @@ impl Lanes {
         let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
         let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
         for slot in self.slots.iter_mut().filter(|slot| slot.role.network().is_none()) {
-            let wanted = slot.role.targets(slot.shown.receives);
+            let wanted = slot.role.targets(slot.guest.receives);
             let mut wanted = wanted.iter().flatten();
             slot.target = wanted.find_map(|role| receivers.get(role).copied());
         }

@@ -320,7 +320,7 @@ fn lease_ends(rig: &mut Rig, value: u8, zero_copy: bool, end: fn(&mut Rig)) {
     let host = PacketPort::open(&rig.veth.near, VethPair::NIC);
     let pid = rig.daemon.process().pid();
     rig.daemon.process().signal(Signal::STOP);
-    assert_soon!(is_stopped(pid), "it was told to stop");
+    assert_soon!(is_stopped(pid), "SIGSTOP stops the daemon");
     end(rig);
     let late = canary(own(0, 0, 1500), value);
     let mut passed = 0;
