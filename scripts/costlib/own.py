@@ -21,8 +21,8 @@ ROUNDS, MORE_ROUNDS, PROFILE_ROUNDS = 61, 61 * 6, 61 * 5
 TOP = 25
 # Of frames of 60 bytes, 64 a round: the checks that they pass, the memory that the NIC reads or writes, its hints.
 VARIANTS = {
-    "from-guest": ("rules", "guard", "limits", "send-direct", "direct", "encapsulated"),
-    "to-guest": ("rules", "limits", "send-direct", "direct", "hints", "tag", "tap"),
+    "from-guest": ("rules", "guard", "limits", "send-direct", "direct", "network", "encapsulated"),
+    "to-guest": ("rules", "limits", "send-direct", "direct", "hints", "tag", "csum", "network", "network/csum", "tap"),
     "guest-to-guest": ("rules", "guard", "limits", "vlan", "two-workers"),
 }
 # Of TCP, and frames a round: GSO packets that we cut or pass whole, and segments that we merge.
@@ -33,6 +33,7 @@ TCP = (
     ("from-guest/64000/split/direct/gso", 1),
     ("guest-to-guest/64000/split/gso", 1),
     ("to-guest/1514/split/gro", 64),
+    ("to-guest/1514/split/network/gro", 64),
 )
 ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM,-RTM"}
 

@@ -89,7 +89,8 @@ fn usage() {
          packed. FRAMES: sent or received at a time, 1 to 256.\n\
          VARIANT: rules (ten), guard, limits, vlan; send-direct, direct (placement); gso (packets of TCP), gro (a flow \
          of TCP from the NIC), hints (of the NIC, with ten rules), tag (which the NIC took off); \
-         two-workers (one for each guest); encapsulated (in VXLAN, by an underlay); tap (of a network in tap mode)"
+         two-workers (one for each guest); csum (guests accepted checksum offloads); network (with an uplink); encapsulated \
+         (in VXLAN, by an underlay); tap (of a network in tap mode)"
     );
     std::process::exit(2);
 }
@@ -126,6 +127,8 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
             "tag" => path.frames = Frames::Tag,
             "encapsulated" if path.way == Way::FromGuest => path.encapsulated = true,
             "tap" if path.way != Way::GuestToGuest => path.tap = true,
+            "network" if path.way != Way::GuestToGuest => path.network = true,
+            "csum" => path.csum = true,
             "two-workers" if path.way == Way::GuestToGuest => path.two_workers = true,
             _ => return None,
         }

@@ -3,7 +3,7 @@
 use packet::checksum::{self, ChecksumAt};
 use xsk::metadata::{Field, Layout};
 
-use super::Frames;
+use super::{Frames, Path};
 
 /// Bytes of Ethernet, IPv4 and TCP headers.
 pub(super) const TCP_HEADERS: u32 = 54;
@@ -31,8 +31,9 @@ pub(super) fn from_guest(frames: Frames, from: u8, bytes: u32) -> Vec<u8> {
 }
 
 /// The `number`th frame that the null NIC receives, and the length of the metadata before it.
-pub(super) fn to_guest(frames: Frames, number: u32, bytes: u32) -> (Vec<u8>, u32) {
-    let frame = match frames {
+pub(super) fn to_guest(path: Path, number: u32) -> (Vec<u8>, u32) {
+    let bytes = path.frame_bytes;
+    let frame = match path.frames {
         Frames::Gro => {
             let mut frame = tcp(1, bytes, number * (bytes - TCP_HEADERS));
             checksum::complete(&mut frame[34..], ChecksumAt { start: 0, offset: 16 }).expect("inside");
@@ -40,7 +41,8 @@ pub(super) fn to_guest(frames: Frames, number: u32, bytes: u32) -> (Vec<u8>, u32
         }
         _ => udp(1, bytes),
     };
-    let before = match frames {
+    let before = match path.frames {
+        _ if path.network => [0, steer::note_layout().id()].map(u32::to_ne_bytes).concat(),
         Frames::Hints => hints(0),
         Frames::Tag => hints(0x8100),
         Frames::Plain | Frames::Gso | Frames::Gro => Vec::new(),
@@ -86,6 +88,9 @@ fn udp(from: u8, bytes: u32) -> Vec<u8> {
     frame[16..18].copy_from_slice(&[0, 46]);
     frame[22..24].copy_from_slice(&[64, 17]);
     frame[34..40].copy_from_slice(&[0, 9, 0, 9, 0, 26]);
+    let pseudo = checksum::pseudo_v4(address(from), address(1 - from), 17, 26);
+    frame[40..42].copy_from_slice(&pseudo.fold().to_be_bytes());
+    checksum::complete(&mut frame[34..60], ChecksumAt { start: 0, offset: 6 }).expect("inside");
     frame
 }
 

@@ -42,6 +42,7 @@ use crate::lane::{Lane, LaneId};
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
 use crate::nic::hints::XdpMetadata;
+use crate::nic::lent::Lent;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
 use crate::nic::tap::{SendTap, Tap};
@@ -74,8 +75,8 @@ pub struct Rounds {
     /// The worker of the second guest, if it is not the same.
     other: Option<(Worker, Pace)>,
     guests: Vec<Guest>,
-    /// The kernel's half of the underlay.
-    underlay: Option<XdpWire>,
+    /// The kernel's half of the uplink or underlay that sends.
+    wire: Option<XdpWire>,
     /// The kernel's side of the uplink's tap.
     kernel: Option<Kernel>,
     counters: Vec<Arc<PairCounters>>,
@@ -134,6 +135,10 @@ pub struct Path {
     pub encapsulated: bool,
     /// The guest is of a network whose uplink is in tap mode.
     pub tap: bool,
+    /// The guest is of a network with an uplink. Frames to it have the note of the XDP program.
+    pub network: bool,
+    /// The guests accepted the offloads of checksums, as Linux does.
+    pub csum: bool,
 }
 
 impl Path {
@@ -145,7 +150,7 @@ impl Path {
 
     /// Whether its guests are of a network.
     fn is_in_network(self) -> bool {
-        self.way == Way::GuestToGuest || self.encapsulated || self.tap
+        self.way == Way::GuestToGuest || self.encapsulated || self.tap || self.network
     }
 }
 
@@ -268,20 +273,22 @@ impl Rounds {
             }
             guest
         });
-        let guests = guests.collect();
-        let underlay = path.encapsulated.then(|| {
-            let underlay = UnderlayOf {
-                network: NETWORK.into(),
-                interface: 1,
-            };
-            add_uplink(&handles[0], Role::Underlay { underlay, queue: 0 }, None)
-        });
+        let mut guests: Vec<_> = guests.collect();
         let kernel = path.tap.then(|| Kernel::new(&handles[0], path));
+        let wire = match path.way {
+            _ if path.encapsulated => Some(add_sending(&handles[0], underlay(), None)),
+            Way::FromGuest if path.network => Some(add_sending(&handles[0], uplink(), None)),
+            Way::ToGuest if path.network => {
+                guests[0].arrivals = Some(add_receiving(&handles[0], path));
+                None
+            }
+            _ => None,
+        };
         Self {
             worker: workers.next().expect("at least one"),
             other: workers.next(),
             guests,
-            underlay,
+            wire,
             kernel,
             counters,
             _handles: handles,
@@ -296,8 +303,8 @@ impl Rounds {
     /// Each guest takes its received frames, and sends `frames`, at most [`BUFFERS`], if it sends any; returns how many
     /// were taken by guests, or by the NIC.
     pub fn play(&mut self, frames: usize) -> usize {
-        if let Some(underlay) = &mut self.underlay {
-            underlay.send(|_, _| ());
+        if let Some(wire) = &mut self.wire {
+            wire.send(|_, _| ());
         }
         if let Some(kernel) = &self.kernel {
             kernel.play(frames);
@@ -356,20 +363,49 @@ fn with_remote(fdb: Fdb) -> Fdb {
     fdb.with_remotes(Arc::new(remotes), Arc::new(Vteps(vec![vtep])))
 }
 
-/// Adds a queue of a network's uplink or underlay to a worker.
-fn add_uplink(handle: &WorkerHandle, role: Role, tap: Option<Tap>) -> XdpWire {
+/// The role of a queue of the network's uplink.
+fn uplink() -> Role {
+    Role::Uplink {
+        network: NETWORK.into(),
+        queue: 0,
+    }
+}
+
+/// The role of a queue of the network's underlay.
+fn underlay() -> Role {
+    let underlay = UnderlayOf {
+        network: NETWORK.into(),
+        interface: 1,
+    };
+    Role::Underlay { underlay, queue: 0 }
+}
+
+/// Adds a queue of a network's uplink or underlay that sends to a worker.
+fn add_sending(handle: &WorkerHandle, role: Role, tap: Option<Tap>) -> XdpWire {
     let (mut queue, wire) = XdpWire::queue(CHUNKS as usize, Sends::PLAIN);
     queue.send_tap = tap.map(|tap| SendTap {
         tap,
         segments_udp: true,
     });
+    add_uplink(handle, role, queue);
+    wire
+}
+
+/// Adds a queue of a network's uplink that receives to a worker; returns the frames.
+fn add_receiving(handle: &WorkerHandle, path: Path) -> Arrivals {
+    let queue = queue(path);
+    let arrivals = Arrivals::new(&queue.umem, path);
+    add_uplink(handle, uplink(), queue);
+    arrivals
+}
+
+fn add_uplink<N: Lent + 'static>(handle: &WorkerHandle, role: Role, queue: NicQueue<N>) {
     let origin = Origin {
         frame_limit: 1518,
         partial_checksums: false,
     };
     let lane = UplinkLane::new(queue, origin, Arc::default());
     add(handle, LaneId(100), Box::new(lane), role);
-    wire
 }
 
 impl Kernel {
@@ -379,11 +415,11 @@ impl Kernel {
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
         let (socket, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
         let tap = Tap::new(tap);
-        let network = NETWORK.into();
         if path.way == Way::FromGuest {
-            add_uplink(handle, Role::Uplink { network, queue: 0 }, Some(tap));
+            add_sending(handle, uplink(), Some(tap));
         } else {
             let lane = TapLane::new(tap, true, Arc::default()).expect("memory");
+            let network = NETWORK.into();
             add(handle, LaneId(100), Box::new(lane), Role::UplinkTap { network });
         }
         Self {
@@ -417,7 +453,7 @@ impl Guest {
         };
         let vring = || memory.vring(256, features, Journal::None);
         let ((from, from_guest), (to, mut to_guest)) = (vring(), vring());
-        let pair = memory.side(from, to, offloads(path.frames));
+        let pair = memory.side(from, to, offloads(path));
         let frame = frames::from_guest(path.frames, number, path.frame_bytes);
         let (at, len) = (memory.put(&frame), frame.len() as u32);
         let frame = (0..len).step_by(PAGE as usize).map(|skipped| {
@@ -488,7 +524,7 @@ impl Arrivals {
         let frames = (0..CHUNKS).map(|number| {
             // The NIC takes chunks from the last one on.
             let chunk = UmemOffset::new(u64::from((CHUNKS - 1 - number) * 2048));
-            let (mut bytes, before) = frames::to_guest(path.frames, number, path.frame_bytes);
+            let (mut bytes, before) = frames::to_guest(path, number);
             // The rest of the chunk is zeros already.
             bytes.truncate(128);
             let at = usual_place(umem, chunk).get() - u64::from(before);
@@ -502,9 +538,11 @@ impl Arrivals {
 }
 
 /// The offloads that the guests accepted.
-fn offloads(frames: Frames) -> Offloads {
-    let tcp = matches!(frames, Frames::Gso | Frames::Gro);
+fn offloads(path: Path) -> Offloads {
+    let tcp = matches!(path.frames, Frames::Gso | Frames::Gro);
     Offloads {
+        csum: path.csum,
+        guest_csum: path.csum,
         tso4: tcp,
         guest_tso4: tcp,
         ..Offloads::NONE
@@ -573,7 +611,9 @@ fn queue(path: Path) -> NicQueue<NullNic> {
     let chunks = Chunks::new(CHUNKS * 2048, 2048, CHUNKS / 2).expect("memory");
     let nic = NullNic::new(chunks.umem.clone(), null_config(path), CHUNKS as usize);
     let mut queue = NicQueue::new(nic, chunks, Sends::PLAIN);
-    if matches!(path.frames, Frames::Hints | Frames::Tag) {
+    if path.network {
+        queue.set_metadata(&XdpMetadata::of(HintSet::NONE, &[steer::note_layout()]));
+    } else if matches!(path.frames, Frames::Hints | Frames::Tag) {
         queue.set_metadata(&XdpMetadata::of(HintSet::ALL, &[frames::layout()]));
     }
     queue
