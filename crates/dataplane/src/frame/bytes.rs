@@ -20,8 +20,9 @@ use device::pair::{HEADER_BYTES, Piece};
 /// Frames of the minimum length have 60 bytes without their checksum, and switching by address reads the first 64 of
 /// each: most copies have 32 to 64 bytes.
 const SHORT: usize = 64;
-/// A copy of 32 to 64 bytes is two copies of this length, which may overlap.
+/// A copy of 32 to 64 bytes is four copies of [`PART`] bytes, which may overlap.
 const HALF: usize = SHORT / 2;
+const PART: usize = size_of::<u128>();
 
 /// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
 pub struct GuestRam(pub std::sync::Arc<MemoryMap>);
@@ -259,14 +260,14 @@ fn put_header(header: [u8; HEADER_BYTES as usize], target: NonNull<u8>, offset: 
 fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
     match len {
         0 => {}
-        // SAFETY: as in `copy`; of any alignment, and both halves, of which the second may begin inside the first, are in
+        // SAFETY: as in `copy`; of any alignment, and all parts, which may overlap, are in
         // the ranges. All is read before it is written, so these may overlap.
         HALF..=SHORT => unsafe {
-            let second = len - HALF;
-            let first = source.cast::<[u8; HALF]>().read_unaligned();
-            let last = source.add(second).cast::<[u8; HALF]>().read_unaligned();
-            target.cast::<[u8; HALF]>().write_unaligned(first);
-            target.add(second).cast::<[u8; HALF]>().write_unaligned(last);
+            let parts = [0, PART, len - 2 * PART, len - PART];
+            let copies = parts.map(|at| source.add(at).cast::<u128>().read_unaligned());
+            for (at, copy) in parts.into_iter().zip(copies) {
+                target.add(at).cast::<u128>().write_unaligned(copy);
+            }
         },
         _ => copy(source, target, len),
     }
