@@ -30,10 +30,11 @@ impl Sum {
     #[must_use]
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
+        if bytes.len() < VECTOR_MIN {
+            return Self::of_short(bytes);
+        }
         #[cfg(target_arch = "x86_64")]
-        if bytes.len() >= VECTOR_MIN
-            && let Some(sum) = avx2::sum(bytes)
-        {
+        if let Some(sum) = avx2::sum(bytes) {
             return sum;
         }
         Self::of_portable(bytes)
@@ -57,14 +58,14 @@ impl Sum {
     /// Adds word by word: for the bytes after the last block, and for headers.
     #[inline]
     pub(crate) fn of_short(bytes: &[u8]) -> Self {
-        let (words, rest) = bytes.as_chunks::<4>();
-        let sum: u64 = words
-            .iter()
-            .map(|word| u64::from(u32::from_ne_bytes(*word)))
-            .sum();
-        let mut last = [0; 4];
-        last.iter_mut().zip(rest).for_each(|(to, &byte)| *to = byte);
-        Self(sum + u64::from(u32::from_ne_bytes(last)))
+        let (pairs, rest) = bytes.as_chunks::<8>();
+        let pairs = pairs.iter().map(|pair| u64::from_ne_bytes(*pair));
+        let (words, rest) = rest.as_chunks::<4>();
+        let byte = |at: usize| rest.get(at).copied().unwrap_or(0);
+        let last = [byte(0), byte(1), byte(2), 0];
+        let words = words.iter().chain([&last]);
+        let words: u64 = words.map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
+        Self(pairs.fold(words, |sum, pair| sum + (pair & 0xffff_ffff) + (pair >> 32)))
     }
 
     /// Adds a 16-bit field.

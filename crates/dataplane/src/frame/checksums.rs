@@ -77,7 +77,14 @@ impl Looks {
         }
         let verdict = match self.tell {
             true => verify::verify(first, layers, self.partial, || {
-                sum(pieces, umem, &Unfinished::of(layers)).unwrap_or_default()
+                let covered = Unfinished::of(layers);
+                let sum = match pieces {
+                    [_] => first
+                        .get(covered.at.start.into()..covered.end as usize)
+                        .map(Sum::of),
+                    _ => sum_of_pieces(pieces, umem, &covered),
+                };
+                sum.unwrap_or_default()
             }),
             false => verify::is_partial(first, layers),
         };
@@ -168,7 +175,7 @@ impl PrivateLook {
 /// The bytes of a frame's first piece, in a chunk of the daemon.
 #[inline]
 pub(crate) fn first_bytes<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
-    // SAFETY: pieces of a batch ([`Arrivals`](crate::backend::arrivals::Arrivals)) go back to the NIC only after they were
+    // SAFETY: received pieces ([`Arrivals`](crate::backend::arrivals::Arrivals)) go back to the NIC only after they were
     // delivered.
     let bytes = pieces
         .first()

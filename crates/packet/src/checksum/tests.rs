@@ -30,6 +30,12 @@ fn nothing_is_zero_and_all_ones_stay() {
     for len in (2..400).step_by(2) {
         assert_eq!(Sum::of(&vec![0xff; len]).fold(), 0xffff, "{len}");
     }
+    for len in [1 << 20, (1 << 20) + 2] {
+        for byte in [0xff, 0x7f, 0x80, 0] {
+            let bytes = vec![byte; len];
+            assert_eq!(Sum::of(&bytes).fold(), plain(&bytes), "{len} times {byte:#x}");
+        }
+    }
     assert_eq!(Sum(u64::MAX).fold(), 0xffff);
     assert_eq!((Sum(u64::MAX) + Sum(u64::MAX)).fold(), 0xffff);
 }
