@@ -71,6 +71,19 @@ impl Rules {
         self.tcp4 || self.tcp6 || self.udp4 || self.udp6
     }
 
+    /// Whether other frames may be appended to a frame with these headers, if its checksum is good: it has payload up to
+    /// its end, and none of TCP's flags that stay alone or end a unit.
+    #[inline]
+    fn may_open(&self, headers: &[u8], frame_len: u32, layers: &Layers) -> bool {
+        let flags = group::tcp_flags(headers, layers);
+        self.allow(layers.version, layers.transport_kind)
+            && layers.ip_len_end == frame_len
+            && frame_len > layers.payload.into()
+            && flags & (tcp::SYN | tcp::RST | tcp::URG | tcp::PSH | tcp::FIN) == 0
+            && (self.ecn || flags & tcp::CWR == 0)
+    }
+
+    #[inline]
     pub(crate) fn allow(&self, version: Ip, transport: Transport) -> bool {
         match (version, transport) {
             (Ip::V4, Transport::Tcp) => self.tcp4,
@@ -253,6 +266,25 @@ impl Batch {
         true
     }
 
+    /// The virtio-net header, without `num_buffers`, of a frame that is not added to the batch, which is empty: no other
+    /// frame can be merged with it. `check` as in [`Self::add`]. `None`: the frame has to be added, or `check` returned
+    /// `None`.
+    #[inline]
+    pub fn header_alone(
+        &self,
+        headers: &[u8],
+        frame_len: u32,
+        check: impl FnOnce(&Layers) -> Option<Verdict>,
+    ) -> Option<[u8; 10]> {
+        let Some(layers) = layers::parse(headers, frame_len) else {
+            return Some([0; 10]);
+        };
+        match self.rules.may_open(headers, frame_len, &layers) {
+            true => None,
+            false => check(&layers).map(|verdict| header::of_frame(&layers, verdict)),
+        }
+    }
+
     /// Adds the next frame, `frame_len` bytes of which none is known: it is not merged. False, and nothing done, if the
     /// batch is full.
     #[inline]
@@ -316,12 +348,7 @@ impl Batch {
             }
         }
         // Others end no group: acknowledgements are many.
-        let ends_with_payload = layers.ip_len_end == frame_len && single.payload() > 0;
-        if verdict != Verdict::Unknown
-            && ends_with_payload
-            && self.rules.allow(layers.version, layers.transport_kind)
-            && (self.rules.ecn || !single.cwr)
-        {
+        if verdict != Verdict::Unknown && self.rules.may_open(headers, frame_len, &layers) {
             let free = self.free();
             if self.open[free].open(headers, frame_len, &layers, number) {
                 self.latest = free;

@@ -6,8 +6,9 @@
 //! `rx_fill_ring_empty_descs`). Chunks return to the NIC when the whole batch is delivered. Until then they are kept in
 //! the queue ([`NicQueue::received`]), where the guest's next lane finds them.
 //!
-//! Frames in one piece that no offload reads go from the ring straight into the guest's buffers. Without rules and
-//! metadata, and while a rate limit has room for a batch, one loop copies them.
+//! A frame in one piece that no other one can be merged with goes straight into the guest's buffers, unless frames before
+//! it wait. Without rules and metadata, and while a rate limit has room for a batch, one loop copies such frames. The
+//! others are added to a batch.
 
 #![allow(unsafe_code)]
 
@@ -16,10 +17,10 @@ use std::collections::VecDeque;
 use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
-use device::pair::{Fault, Vring};
+use device::pair::{Fault, HEADER_BYTES, Vring};
 use packet::HEADERS_MAX;
 use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use packet::verify::Unfinished;
+use packet::verify::{Unfinished, Verdict};
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -30,7 +31,7 @@ use crate::frame::retag::{put_tag_back, untag};
 use crate::guest::rx_queue::Admission;
 use crate::guest::to_guest::{Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, UmemBytes, with_buffers};
 use crate::lane::limits::BATCH;
-use crate::nic::chunk_tracker::Unexpected;
+use crate::nic::chunk_tracker::{ChunkTracker, Unexpected};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 use crate::policy::filter::read_received;
@@ -81,6 +82,69 @@ fn admits(
     }
     admission.policer.allows(|| Cost::frame(piece.len), counters)
 }
+
+/// The virtio-net header of a frame that is delivered at once, as no other one is merged with it. `None`: it is in
+/// several pieces, may be merged, or has a checksum to complete.
+#[inline]
+fn header_alone(
+    batch: &Batch,
+    looks: Looks,
+    piece: &RxDesc,
+    umem: &Umem,
+) -> Option<[u8; HEADER_BYTES as usize]> {
+    let pieces = std::slice::from_ref(piece);
+    let first = checksums::first_bytes(pieces, umem);
+    let offload = batch.header_alone(first, piece.len, |layers| {
+        match looks.verify(first, layers, pieces, umem) {
+            (_, Some(_)) => None,
+            (Verdict::Partial, None) if !looks.tell => None,
+            (verdict, None) => Some(verdict),
+        }
+    });
+    offload.map(|offload| with_buffers(offload, 1))
+}
+
+/// Frames that a NIC received, of which each is checked.
+struct Accepted<'a, I> {
+    received: I,
+    tracker: &'a mut ChunkTracker,
+}
+
+impl<I: ExactSizeIterator<Item = RxDesc>> Iterator for Accepted<'_, I> {
+    type Item = Result<RxDesc, Unexpected>;
+
+    // Inline in each loop: a call would store and load the result, once per frame.
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.received.next().map(|piece| self.tracker.accept(piece))
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.received.size_hint()
+    }
+}
+
+impl<I: ExactSizeIterator<Item = RxDesc>> ExactSizeIterator for Accepted<'_, I> {}
+
+/// Frames that wait for a guest's buffers; those that are not taken stay.
+struct Waiting<'a>(&'a mut VecDeque<RxDesc>);
+
+impl Iterator for Waiting<'_> {
+    type Item = Result<RxDesc, Unexpected>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.pop_front().map(Ok)
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.0.len(), Some(self.0.len()))
+    }
+}
+
+impl ExactSizeIterator for Waiting<'_> {}
 
 /// See the module's head. The state of the batch in [`NicQueue::received`].
 pub(crate) struct Arrivals {
@@ -158,13 +222,9 @@ impl Arrivals {
         delivery: &mut Delivery<'_>,
     ) -> Result<(), Fault> {
         let mut waits = self.finish_batch((received, empty), umem, delivery)?;
-        while !waits && !waiting.is_empty() && delivery.has_buffer(waiting.len())? {
-            while self.batch.len() < MOST_FRAMES
-                && let Some(piece) = waiting.pop_front()
-            {
-                self.push(Ok(piece), received, umem, delivery.counters);
-            }
-            waits = self.finish_batch((received, empty), umem, delivery)?;
+        if !waits {
+            let mut policer = Policer::default();
+            waits = self.deliver_each(Waiting(waiting), (received, empty), umem, delivery, &mut policer)?;
         }
         self.short = waits && delivery.is_short();
         Ok(())
@@ -186,8 +246,22 @@ impl Arrivals {
             let left = queue.nic.received().min(BATCH);
             let most = || Cost::most(left, queue.umem.max_frame_bytes());
             let admits_all = admission.filter.is_none() && admission.policer.has(most);
-            if self.looks.is_none() && admits_all && !self.untags && !is_read {
-                waits = self.deliver_plainly((queue, left), delivery, &mut admission.policer)?;
+            if admits_all && !self.untags && !is_read {
+                let NicQueue {
+                    nic,
+                    umem,
+                    tracker,
+                    received,
+                    empty,
+                    ..
+                } = queue;
+                let received_now = nic.from_nic(left);
+                let incoming = Accepted {
+                    received: received_now,
+                    tracker,
+                };
+                let policer = &mut admission.policer;
+                waits = self.deliver_each(incoming, (received, empty), umem, delivery, policer)?;
             } else if left > 0 && delivery.has_buffer(left)? {
                 // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
                 self.take_batch(queue, &mut admission, delivery);
@@ -241,9 +315,17 @@ impl Arrivals {
                 }
             }
             let may_get = self.may_get(&arrival, hints, (is_first, umem), admission, counters);
-            let goes_at_once = self.looks.is_none() && is_first && received.is_empty();
-            let mut is_delivered = |piece| goes_at_once && delivery.whole(umem, piece, IN_ONE_BUFFER);
-            if may_get && !arrival.as_ref().is_ok_and(&mut is_delivered) {
+            let goes_at_once = is_first && received.is_empty();
+            let is_delivered = may_get
+                && goes_at_once
+                && arrival.as_ref().is_ok_and(|piece| {
+                    let header = match self.looks {
+                        None => Some(IN_ONE_BUFFER),
+                        Some(looks) => header_alone(&self.batch, looks, piece, umem),
+                    };
+                    header.is_some_and(|header| delivery.whole(umem, piece, header))
+                });
+            if may_get && !is_delivered {
                 self.push(arrival, received, umem, counters);
             } else if let Ok(piece) = arrival {
                 self.taken += u64::from(!piece.more);
@@ -252,62 +334,63 @@ impl Arrivals {
         }
     }
 
-    /// Delivers at most so many frames, which need no check; true if one waits for buffers. A separate function, so that
-    /// the loop has all registers.
+    /// Delivers frames that the guest may get and that have no metadata, as far as it has buffers: each at once, except
+    /// those that may be merged. True if one waits for buffers. A separate function, so that the loop has all registers.
     #[inline(never)]
-    fn deliver_plainly<N: Nic>(
+    fn deliver_each(
         &mut self,
-        (queue, most): (&mut NicQueue<N>, usize),
+        mut incoming: impl ExactSizeIterator<Item = Result<RxDesc, Unexpected>>,
+        (received, empty): (&mut Vec<RxDesc>, &mut Vec<Frame>),
+        umem: &Umem,
         delivery: &mut Delivery<'_>,
         policer: &mut Policer<'_>,
     ) -> Result<bool, Fault> {
-        let NicQueue {
-            nic,
-            umem,
-            tracker,
-            received,
-            empty,
-            ..
-        } = queue;
-        let mut incoming = nic.from_nic(most);
-        let mut left = incoming.len();
-        while left > 0 && delivery.has_buffer(left)? {
+        while incoming.len() > 0 && delivery.has_buffer(incoming.len())? {
             let (frames, bytes) = (delivery.frames(), delivery.bytes());
-            let arrival = match received.is_empty() && !self.torn {
-                true => delivery.take_whole(umem, &mut incoming, tracker, empty),
-                false => incoming.next().map(|piece| tracker.accept(piece)),
+            let other = match self.looks {
+                _ if !received.is_empty() || self.torn => incoming.next(),
+                None => delivery.take_whole(umem, &mut incoming, empty, |_| Some(IN_ONE_BUFFER)),
+                Some(looks) => {
+                    let header = |piece: &RxDesc| header_alone(&self.batch, looks, piece, umem);
+                    delivery.take_whole(umem, &mut incoming, empty, header)
+                }
             };
-            left = incoming.len();
             let frames = delivery.frames() - frames;
             self.taken += frames;
             policer.charge(Cost::of(frames, delivery.bytes() - bytes));
-            let Some(arrival) = arrival else { continue };
-            if self.deliver_other(arrival, (received, empty), umem, delivery, policer)? {
+            let Some(other) = other else { continue };
+            self.take_others(other, &mut incoming, received, (umem, delivery.counters), policer);
+            if self.finish_batch((received, empty), umem, delivery)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Delivers a piece that is no whole frame, or does not fit a buffer; true if it waits for buffers.
-    #[cold]
+    /// Adds to the batch a piece that cannot be delivered at once, and as many further ones as may be merged with it.
     #[inline(never)]
-    fn deliver_other(
+    fn take_others(
         &mut self,
-        arrival: Result<RxDesc, Unexpected>,
-        (received, empty): (&mut Vec<RxDesc>, &mut Vec<Frame>),
-        umem: &Umem,
-        delivery: &mut Delivery<'_>,
+        first: Result<RxDesc, Unexpected>,
+        incoming: &mut impl Iterator<Item = Result<RxDesc, Unexpected>>,
+        received: &mut Vec<RxDesc>,
+        (umem, counters): (&Umem, &PairCounters),
         policer: &mut Policer<'_>,
-    ) -> Result<bool, Fault> {
-        if let Ok(piece) = &arrival {
-            policer.charge(match self.is_first(received.len()) {
-                true => Cost::frame(piece.len),
-                false => Cost::bytes(piece.len),
-            });
+    ) {
+        let mut next = Some(first);
+        while let Some(arrival) = next {
+            if let Ok(piece) = &arrival {
+                policer.charge(match self.is_first(received.len()) {
+                    true => Cost::frame(piece.len),
+                    false => Cost::bytes(piece.len),
+                });
+            }
+            self.push(arrival, received, umem, counters);
+            next = match self.looks {
+                Some(_) if self.batch.len() < MOST_FRAMES => incoming.next(),
+                _ => None,
+            };
         }
-        self.push(arrival, received, umem, delivery.counters);
-        self.finish_batch((received, empty), umem, delivery)
     }
 
     /// Whether the next piece is the first of a frame. `received`: how many pieces are in the batch.

@@ -12,7 +12,7 @@ use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use crate::frame::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
 use crate::lane::limits::{BATCH, DESCRIPTORS};
-use crate::nic::chunk_tracker::{ChunkTracker, Unexpected};
+use crate::nic::chunk_tracker::Unexpected;
 use crate::nic::tap::Parts;
 
 /// The virtio-net header without offloads, except for the number of buffers.
@@ -220,17 +220,17 @@ impl<'a> Delivery<'a> {
 
     /// The common case: frames in one piece, each written into a buffer in one piece that holds it. Takes such frames
     /// from `incoming` while there are buffers, and puts their chunks into `empty`; stops at the first other frame or
-    /// unexpected chunk, and returns that.
+    /// unexpected chunk, and returns that. `header`: the header of a frame; `None`: it is delivered in another way.
     ///
     /// One loop with its sums in registers, and without values that are stored in pieces and loaded as a whole, or
-    /// vice versa: workers spend most of their time here. So this loop, and not the caller, checks the chunks.
+    /// vice versa: workers spend most of their time here.
     #[inline]
     pub(crate) fn take_whole(
         &mut self,
         umem: &Umem,
-        incoming: &mut impl Iterator<Item = RxDesc>,
-        tracker: &mut ChunkTracker,
+        incoming: &mut impl Iterator<Item = Result<RxDesc, Unexpected>>,
         empty: &mut Vec<Frame>,
+        header: impl Fn(&RxDesc) -> Option<[u8; HEADER_BYTES as usize]>,
     ) -> Option<Result<RxDesc, Unexpected>> {
         let (mut room, mut bytes, before) = (0, 0, empty.len());
         let mut other = None;
@@ -238,16 +238,20 @@ impl<'a> Delivery<'a> {
         let to = GuestMemory::of(guest);
         let (chains, buffers) = (&mut self.chains.chains[self.next..], &self.chains.buffers[..]);
         for chain in &mut *chains {
-            let Some(piece) = incoming.next() else { break };
+            let Some(arrival) = incoming.next() else { break };
             let buffer = buffers[chain.first as usize];
-            let piece = match tracker.accept(piece) {
+            let piece = match arrival {
                 Ok(piece) => piece,
                 Err(unexpected) => {
                     other = Some(Err(unexpected));
                     break;
                 }
             };
-            if !to.write_whole(umem, &piece, chain, buffer, IN_ONE_BUFFER) {
+            let Some(header) = header(&piece) else {
+                other = Some(Ok(piece));
+                break;
+            };
+            if !to.write_whole(umem, &piece, chain, buffer, header) {
                 other = Some(Ok(piece));
                 break;
             }

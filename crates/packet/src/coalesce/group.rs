@@ -8,7 +8,7 @@
 use super::{HEADERS, MOST_FRAMES};
 use crate::checksum::Sum;
 use crate::fields::ipv4::{self, DONT_FRAGMENT};
-use crate::fields::tcp::{self, CWR, FIN, PSH, RST, SYN, URG};
+use crate::fields::tcp::{self, CWR, FIN, PSH};
 use crate::fields::{ipv6, udp};
 use crate::layers::{Ip, Layers, Transport};
 use crate::{be16, be32, field};
@@ -100,7 +100,7 @@ impl Group {
         }
     }
 
-    /// Opens it with a frame that has payload and no padding, if others can be appended to it; false if none can.
+    /// Opens it with a frame that `Rules::may_open` allows, if others can be appended to it; false if none can.
     pub(super) fn open(&mut self, headers: &[u8], frame_len: u32, layers: &Layers, number: u8) -> bool {
         let len = usize::from(layers.payload);
         let payload = frame_len.saturating_sub(u32::from(layers.payload));
@@ -120,9 +120,6 @@ impl Group {
         let (mut stamps_at, mut stamps) = (None, [0; 2]);
         match layers.transport_kind {
             Transport::Tcp => {
-                if tcp_flags(headers, layers) & (SYN | RST | URG | PSH | FIN) != 0 {
-                    return false;
-                }
                 next_seq = be32(headers, transport + tcp::SEQUENCE).wrapping_add(payload);
                 stamps_at = timestamps(&headers[..len], transport + tcp::BYTES);
                 if let Some(at) = stamps_at {

@@ -5,6 +5,7 @@ mod reference;
 mod rules;
 
 use super::*;
+use crate::HEADERS_MAX;
 use crate::checksum::ChecksumAt;
 use crate::segment::{Gso, GsoKind, Plan, Request};
 use reference::*;
@@ -41,6 +42,14 @@ fn coalesced(frames: &[Vec<u8>]) -> Vec<Delivered> {
 
 fn coalesced_specs(specs: &[Spec]) -> Vec<Delivered> {
     coalesced(&specs.iter().map(Spec::frame).collect::<Vec<_>>())
+}
+
+/// The header of a frame that is delivered without a batch, if it may be.
+fn header_alone(rules: Rules, frame: &[u8]) -> Option<NetHeader> {
+    let headers = &frame[..frame.len().min(HEADERS_MAX)];
+    let judged = |layers: &Layers| Some(judge(frame, layers));
+    let header = Batch::new(rules).header_alone(headers, frame.len() as u32, judged);
+    header.map(NetHeader::from)
 }
 
 /// Numbers of the frames in each delivered unit.

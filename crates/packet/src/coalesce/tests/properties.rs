@@ -159,6 +159,11 @@ proptest! {
         let room = |at: usize| if tight { u32::from(rooms[at % 8]) % 2000 } else { u32::MAX };
         let delivered = deliver(&batch, &frames, room);
         check(&delivered, &frames, room);
+        for unit in delivered {
+            if let Some(alone) = header_alone(ALL, &frames[unit.members[0]]) {
+                prop_assert_eq!((unit.header, unit.members.len()), (alone, 1));
+            }
+        }
     }
 
     #[test]

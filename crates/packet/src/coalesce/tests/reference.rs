@@ -205,7 +205,7 @@ pub(super) fn write_sums(frame: &mut [u8], partial: bool) {
     }
 }
 
-fn judge(frame: &[u8], layers: &Layers) -> Verdict {
+pub(super) fn judge(frame: &[u8], layers: &Layers) -> Verdict {
     if let Some((inner, _)) = tunnel::unfinished(frame, layers) {
         assert!(inner.at.field() + 2 <= inner.end as usize && inner.end as usize <= frame.len());
     }

@@ -144,19 +144,28 @@ fn single_frame_says_what_its_checksum_is() {
         frame[40..42].fill(0);
         frame
     };
-    let got = coalesced(&[
+    let frames = [
         valid.frame(),
         partial.frame(),
         wrong.clone(),
         none,
         vec![0xff; 60],
-    ]);
+    ];
+    let got = coalesced(&frames);
     let headers: Vec<_> = got
         .iter()
         .map(|got| (got.header.flags, got.header.csum_start, got.header.csum_offset))
         .collect();
     assert_eq!(headers, [(2, 0, 0), (1, 34, 16), (0, 0, 0), (0, 0, 0), (0, 0, 0)]);
     assert_eq!(got[2].frame, wrong);
+    for (frame, got) in frames.iter().zip(&got) {
+        assert_eq!(header_alone(Rules::default(), frame), Some(got.header));
+    }
+    let may_be_merged: Vec<_> = frames
+        .iter()
+        .map(|frame| header_alone(ALL, frame).is_none())
+        .collect();
+    assert_eq!(may_be_merged, [true, true, true, true, false]);
 }
 
 /// Changes of a second and third segment, and whether these are still merged.
@@ -260,6 +269,7 @@ fn syn_rst_urg_and_push_stay_alone() {
             specs[0].flags |= flag;
             specs[1].flags |= if both { flag } else { 0 };
             assert_eq!(units(&specs), [[0], [1]], "{flag:#x}");
+            assert!(header_alone(ALL, &specs[0].frame()).is_some());
         }
     }
 }
