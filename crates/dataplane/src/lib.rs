@@ -63,10 +63,11 @@
 //! # To the guest
 //!
 //! 1. From a queue of its own: `port_lane/exits.rs` `poll_own`, `receive`; `backend/receiver.rs` `deliver`;
-//!    `backend/arrivals.rs` `deliver`: checks each descriptor (`nic/chunk_tracker.rs` `accept`), reads XDP metadata
-//!    (`backend/metadata_reader.rs` `read`), joins TCP segments, and delivers.
-//! 2. From the uplink: `uplink/uplink_lane.rs` `receive`, `take`, `sort`: queues each frame for its port;
-//!    `deliver`: `backend/arrivals.rs` `deliver_waiting`.
+//!    `nic/chunk_tracker.rs` `accept`: checks each descriptor; `backend/metadata_reader.rs` `read`: reads XDP metadata;
+//!    `backend/arrivals.rs` `deliver_each`: delivers each frame at once, or, if others may be merged with it, by
+//!    `take_others`, `deliver_batch`.
+//! 2. From the uplink: `uplink/uplink_lane.rs` `receive`: queues each frame for its port, by `plain` if the XDP program
+//!    left only the port's mark, otherwise by `take`, `sort`; `deliver`: `backend/arrivals.rs` `deliver_waiting`.
 //! 3. From the host: `host/tap_lane.rs` `read`; then as frames of a guest, above.
 //! 4. `guest/to_guest.rs` `fetch`, `finish`: takes buffers, fills them, writes used elements and calls the guest.
 //! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: the kernel gets the

@@ -55,11 +55,7 @@ impl<'a> MetadataReader<'a> {
         if !self.is_read() {
             return Some(Hints::default());
         }
-        let moved = piece
-            .data
-            .get()
-            .wrapping_sub(usual_place(self.umem, piece.frame.offset()).get());
-        if moved != 0 && !(self.decapsulated && OUTER_LENS.contains(&moved)) {
+        if !self.is_trusted(piece) {
             return self.elsewhere(counters);
         }
         match self.layouts.read(self.umem, piece.data) {
@@ -70,6 +66,21 @@ impl<'a> MetadataReader<'a> {
             Found::Nothing => Some(Hints::default()),
             Found::Unknown(_) => self.unknown(counters),
         }
+    }
+
+    /// The port mark of a received frame without other metadata, from its first piece.
+    #[inline]
+    pub(crate) fn mark_only(&self, piece: &RxDesc) -> Option<u32> {
+        let mark = self.layouts.port_only(self.umem, piece.data)?;
+        self.is_trusted(piece).then_some(mark)
+    }
+
+    /// Whether a frame begins where metadata is trusted.
+    #[inline]
+    fn is_trusted(&self, piece: &RxDesc) -> bool {
+        let usual = usual_place(self.umem, piece.frame.offset());
+        let moved = piece.data.get().wrapping_sub(usual.get());
+        moved == 0 || (self.decapsulated && OUTER_LENS.contains(&moved))
     }
 
     /// For a frame at another offset. A lost port mark does no harm, since the FDB finds the port; expected hints are

@@ -43,7 +43,7 @@ use crate::backend::arrivals::Origin;
 use crate::backend::metadata_reader::MetadataReader;
 use crate::backend::to_nic::{NicSink, Transmit};
 use crate::fdb::forwarding::Forwarding;
-use crate::fdb::{PortNumber, SHARED_PORTS};
+use crate::fdb::{PortMark, PortNumber, SHARED_PORTS};
 use crate::frame::bytes::UmemRange;
 use crate::lane::limits::{BATCH, SEGMENTS};
 use crate::lane::shared::Shared;
@@ -149,7 +149,14 @@ impl<N: Lent> UplinkLane<N> {
             self.carried = self.carried.wrapping_add(u64::from(piece.len));
             let more = piece.more;
             let route = match queue.tracker.accept(piece) {
-                Ok(piece) => self.take(queue, piece, is_heard, siblings),
+                Ok(piece) => match self.plain(queue, &piece) {
+                    Some(at) if !is_heard => {
+                        self.queue_for(at, piece);
+                        taken += 1;
+                        continue;
+                    }
+                    _ => self.take(queue, piece, is_heard, siblings),
+                },
                 Err(_) => {
                     self.counters.to_guest_stray.add(1);
                     self.mirror.spoil();
@@ -164,8 +171,39 @@ impl<N: Lent> UplinkLane<N> {
         self.incoming = incoming;
     }
 
-    /// Handles a received piece; returns the route for further pieces of its frame.
+    /// The inbox of a frame that is only queued: it is in one piece, the program left nothing but the mark of its port,
+    /// which takes it as it is and has room, and no filter rules and no rate limit decide about it.
     #[inline]
+    fn plain(&self, queue: &NicQueue<N>, piece: &RxDesc) -> Option<usize> {
+        if self.route.is_some() || piece.more {
+            return None;
+        }
+        let mark = self.reader(queue).mark_only(piece)?;
+        let Inboxes {
+            index: InboxIndex::One(at),
+            untags: false,
+            ..
+        } = *self.marked(PortMark(mark))?.1
+        else {
+            return None;
+        };
+        let inbox = &self.inboxes[at];
+        let is_checked = inbox.is_filtered || inbox.limit.is_some();
+        (!is_checked && inbox.len() < self.room(queue)).then_some(at)
+    }
+
+    /// The reader of metadata before the queue's frames.
+    #[inline]
+    fn reader<'q>(&self, queue: &'q NicQueue<N>) -> MetadataReader<'q> {
+        MetadataReader {
+            decapsulated: self.sharing.is_some(),
+            ..MetadataReader::of(queue)
+        }
+    }
+
+    /// Handles a received piece; returns the route for further pieces of its frame.
+    // Not inlined, so that the loop over plain frames has all registers.
+    #[inline(never)]
     fn take(
         &mut self,
         queue: &mut NicQueue<N>,
@@ -178,9 +216,7 @@ impl<N: Lent> UplinkLane<N> {
         let mut lost = false;
         if is_first {
             self.found = None;
-            let mut reader = MetadataReader::of(queue);
-            reader.decapsulated = self.sharing.is_some();
-            match reader.read(&piece, &self.counters) {
+            match self.reader(queue).read(&piece, &self.counters) {
                 Some(found) => hints = found,
                 None => lost = true,
             }
@@ -308,13 +344,17 @@ impl<N: Lent> UplinkLane<N> {
             return;
         }
         match route {
-            Route::Inbox(at) => {
-                self.note_filled(at);
-                self.inboxes[at].waiting.push_back(piece);
-                self.waiting += 1;
-            }
+            Route::Inbox(at) => self.queue_for(at, piece),
             _ => self.multicast.push(piece),
         }
+    }
+
+    /// Queues a frame in one piece for an inbox.
+    #[inline(always)]
+    fn queue_for(&mut self, at: usize, piece: RxDesc) {
+        self.note_filled(at);
+        self.inboxes[at].waiting.push_back(piece);
+        self.waiting += 1;
     }
 
     /// [`Self::put`] for a frame in several pieces.

@@ -231,6 +231,18 @@ impl Layouts {
         self.known.iter().flatten().map(|known| known.layout)
     }
 
+    /// The destination of a frame that begins at `frame`, if its metadata is of the latest layout, and that has no other
+    /// field.
+    #[inline]
+    #[must_use]
+    pub fn port_only(&self, umem: &Umem, frame: UmemOffset) -> Option<u32> {
+        let latest = self.known[0].as_ref().filter(|latest| latest.shape == PORT)?;
+        let bytes = before(umem, frame).filter(|_| !latest.is_long())?;
+        let [.., a, b, c, d] = bytes;
+        (u32::from_ne_bytes([a, b, c, d]) == latest.layout.id())
+            .then(|| u32::from_ne_bytes(latest.read(Field::Port, &bytes)))
+    }
+
     /// The metadata of a frame that begins at `frame`.
     #[inline]
     #[must_use]

@@ -222,6 +222,33 @@ fn latest_layouts_are_known_and_of_two_with_an_id_the_later_one() {
 }
 
 #[test]
+fn port_is_read_alone_if_the_latest_layout_has_nothing_else() {
+    let umem = umem();
+    let port = |len| Layout::new(7, len, &[(Field::Port, 0)]).unwrap();
+    let both = Layout::new(7, 12, &[(Field::Port, 0), (Field::Mark, 4)]).unwrap();
+    umem.write(
+        UmemOffset::new(FRAME - 8),
+        &[5u32.to_ne_bytes(), 7u32.to_ne_bytes()].concat(),
+    )
+    .unwrap();
+    let other = Layout::new(8, 8, &[(Field::Port, 0)]).unwrap();
+    for (layouts, expected) in [
+        (vec![port(8)], Some(5)),
+        (vec![port(8), other], Some(5)),
+        (vec![other, port(8)], None),
+        (vec![both], None),
+        (vec![port(36)], None),
+        (vec![], None),
+    ] {
+        let read = |frame| Layouts::new(&layouts).port_only(&umem, UmemOffset::new(frame));
+        assert_eq!(read(FRAME), expected, "{layouts:?}");
+        for outside in [0, 31, 8193, 1 << 40] {
+            assert_eq!(read(outside), None, "at {outside}");
+        }
+    }
+}
+
+#[test]
 fn what_is_no_layout_is_refused() {
     let refused = |id, len, fields: &[(Field, u8)]| Layout::new(id, len, fields).unwrap_err();
     assert_eq!(refused(0, 8, &[]), LayoutError::Id);

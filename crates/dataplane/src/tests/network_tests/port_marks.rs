@@ -1,5 +1,6 @@
 //! What stands before frames that come from the NIC: who they are for, the tag that it took off, hash and mark.
 
+mod alone;
 mod switched;
 
 use model::config::MemberOptions;
@@ -144,8 +145,13 @@ impl World {
     }
 }
 
+/// The latest layout is that of the program: one without hints leaves notes.
 pub(super) fn offer(queue: &mut NicQueue<TestNic>, hints: HintSet) {
-    queue.set_metadata(&XdpMetadata::of(hints, &[layout(), note_layout()]));
+    let layouts = match hints.is_empty() {
+        true => [note_layout(), layout()],
+        false => [layout(), note_layout()],
+    };
+    queue.set_metadata(&XdpMetadata::of(hints, &layouts));
 }
 
 pub(super) fn port(of: Mac, generation: u16, vlans: Vlans) -> FdbPort {

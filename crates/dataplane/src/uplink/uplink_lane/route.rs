@@ -8,6 +8,7 @@ use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
+use super::inboxes::Inboxes;
 use crate::fdb::flows::{Flow, Flows};
 use crate::fdb::{Destination, FdbKey, PortMark, PortNumber, SHARED_PORTS};
 use crate::frame::bytes::read_start;
@@ -20,7 +21,7 @@ impl<N: Lent> UplinkLane<N> {
     /// it again for one with tags.
     #[inline]
     pub(super) fn route_of(&mut self, queue: &mut NicQueue<N>, piece: &mut RxDesc, hints: &Hints) -> Route {
-        if let Some(port) = hints.port.and_then(|mark| self.marked(PortMark(mark))) {
+        if let Some((port, _)) = hints.port.and_then(|mark| self.marked(PortMark(mark))) {
             return self.to_port(queue, port, piece, hints);
         }
         let mut bytes = [0; LOOK_BYTES];
@@ -61,12 +62,12 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// The port of a mark, if its generation still matches and it has a guest.
+    /// The port of a mark and its inboxes, if its generation still matches and it has a guest.
     #[inline]
-    fn marked(&self, mark: PortMark) -> Option<PortNumber> {
+    pub(super) fn marked(&self, mark: PortMark) -> Option<(PortNumber, &Inboxes)> {
         let (port, generation) = mark.parts();
         let its = self.inbox_of.get(usize::from(port.0))?;
-        (its.index != InboxIndex::None && its.generation == generation).then_some(port)
+        (its.index != InboxIndex::None && its.generation == generation).then_some((port, its))
     }
 
     #[inline]
