@@ -137,6 +137,7 @@ impl Plan {
     ///
     /// # Errors
     /// What is wrong with the headers.
+    #[inline]
     pub fn new(headers: &[u8], frame_len: u32, gso: Gso) -> Result<Self, Malformed> {
         let layers = layers::parse(headers, frame_len).ok_or(Malformed::Headers(frame_len))?;
         check_protocol(&layers, gso.kind)?;

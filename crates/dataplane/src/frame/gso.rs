@@ -55,10 +55,16 @@ impl GsoPacket {
         counters: &PairCounters,
         headers: &mut [u8; HEADERS_MAX],
     ) -> Option<Self> {
-        let plan = match frame.plan(gso, headers) {
-            Ok(plan) => plan,
+        // Made in place: a plan has hundreds of bytes.
+        let made = frame.plan(gso, headers).map(|plan| Self {
+            payload: frame.place_of(plan.header_len() as u32),
+            plan,
+            next: 0,
+        });
+        let plan = match &made {
+            Ok(packet) => &packet.plan,
             Err(why) => {
-                counters.drop_malformed(why);
+                counters.drop_malformed(*why);
                 return None;
             }
         };
@@ -70,11 +76,7 @@ impl GsoPacket {
             counters.from_guest_too_many_segments.add(1);
             return None;
         }
-        Some(Self {
-            payload: frame.place_of(plan.header_len() as u32),
-            plan,
-            next: 0,
-        })
+        made.ok()
     }
 
     /// Segments that have not been built.
@@ -87,6 +89,7 @@ impl GsoPacket {
 impl GuestFrame<'_> {
     /// How a GSO packet is segmented, from a private copy of its headers, which is left in `headers`.
     /// Errors: the headers contradict the guest's request.
+    #[inline]
     pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Result<Plan, Malformed> {
         let len = self.sending.len;
         let headers = &mut headers[..HEADERS_MAX.min(len as usize)];
