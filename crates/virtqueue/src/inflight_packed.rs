@@ -341,8 +341,10 @@ impl PackedJournal {
     /// descriptor will go to `used`.
     pub(crate) fn before_publish(&mut self, slots: u16, used: Position) {
         let (mut slots, mut chain, mut first) = (slots, 0, 0);
-        while slots > 0 && chain < self.out.len() {
-            let count = usize::from(self.out[chain].id.slots);
+        while slots > 0
+            && let Some(out) = self.out.get(chain)
+        {
+            let count = usize::from(out.id.slots);
             let states: VecDeque<u16> = self.states.range(first..first + count).copied().collect();
             self.link(&states);
             slots = slots.saturating_sub(count as u16);

@@ -124,14 +124,11 @@ impl PackedQueue {
                 let mut at = self.next;
                 for _ in 0..slots {
                     let high = Cell::load(self.ring.high(at.offset), Ordering::Relaxed);
-                    let mark = u64::from(MARK) << 48;
                     // As above: this may undo a write of the driver.
-                    if high & mark != 0 {
-                        self.ring.store_high(at.offset, high & !mark);
-                    }
+                    self.ring.store_high(at.offset, high & !(u64::from(MARK) << 48));
                     at = at.forward(1, self.size);
                 }
-                if let (Some(log), true) = (&self.log, slots > 0) {
+                if let Some(log) = &self.log {
                     self.ring.log_slots(log, self.next, slots);
                 }
             }
@@ -161,12 +158,11 @@ impl PackedQueue {
         Ok(chains.len())
     }
 
+    /// Takes one of them. There is room in the ring: the region has no more states than the ring has slots, and each
+    /// state is in one chain.
     fn take_left(&self, chains: &mut Chains, descs: &[PackedDescriptor]) -> Result<u16, Stop> {
         let head = self.next.offset;
         let slots = descs.len() as u16;
-        if slots > self.size.get() - self.out {
-            return Err(GuestFault::RingOverrun { at: head }.into());
-        }
         let mut hint = self.hint;
         let mut builder = ChainBuilder::new(chains, head, self.size);
         let taken = descs.iter().try_for_each(|desc| {

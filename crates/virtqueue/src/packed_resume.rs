@@ -76,7 +76,7 @@ fn stands_at(ring: &PackedRing, at: Position) -> bool {
 /// Whether the slot after `at` was used before `at`: there is an unpublished batch of more than one slot.
 fn is_unpublished(ring: &PackedRing, at: Position) -> bool {
     let next = at.forward(1, ring.size);
-    ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && stashed(ring, at).is_some()
+    next.is_used(ring.flags(next.offset)) && stashed(ring, at).is_some()
 }
 
 /// The device's position, if only one is possible.
