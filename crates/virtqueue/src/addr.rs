@@ -104,7 +104,11 @@ mod tests {
     #[test]
     fn queue_size_is_a_power_of_two_up_to_32768() {
         for good in [1u32, 2, 256, 1024, 32768] {
-            assert_eq!(u32::from(QueueSize::new(good).unwrap().get()), good);
+            let size = QueueSize::new(good).unwrap();
+            assert_eq!(
+                (u32::from(size.get()), size.to_string()),
+                (good, good.to_string())
+            );
         }
         for bad in [0u32, 3, 255, 32769, 65536, u32::MAX] {
             assert_eq!(QueueSize::new(bad), Err(QueueSizeError::Split(bad)));
@@ -125,5 +129,6 @@ mod tests {
     fn guest_address_past_the_end_is_none() {
         assert_eq!(GuestAddr(u64::MAX).checked_add(1), None);
         assert_eq!(GuestAddr(1).checked_add(2), Some(GuestAddr(3)));
+        assert_eq!(GuestAddr(0x1f).to_string(), "0x1f");
     }
 }

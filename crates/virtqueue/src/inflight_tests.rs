@@ -127,9 +127,10 @@ impl World {
 }
 
 fn pop(queue: &mut Queue) -> Vec<ChainId> {
-    let mut chains = Chains::for_queue(queue.size(), 16);
+    let mut chains = Chains::for_queue(queue.size(), 3);
     let mut ids = Vec::new();
-    while queue.pop(&mut chains, 16).unwrap() > 0 {
+    while queue.pop(&mut chains, 3).unwrap() > 0 {
+        assert!(chains.len() <= 3);
         ids.extend(chains.iter().map(|chain| chain.id));
     }
     ids
@@ -143,6 +144,8 @@ fn heads(ids: &[ChainId]) -> Vec<u16> {
 /// serves them all.
 fn assert_is_done_by_two(world: &mut World, mut queue: Queue, (chains, unpop): (&[u16], u16)) {
     assert_eq!(heads(&pop(&mut queue)), chains);
+    queue.unpop(unpop);
+    pop(&mut queue);
     queue.unpop(unpop);
     let mut queue = world.device();
     assert_eq!(queue.taken_before(), 4);
@@ -176,6 +179,11 @@ fn sizes_are_those_of_the_structures() {
         shape(u16::MAX, 32768, true).bytes(),
         Some(65535 * (32 * 32769 + 32))
     );
+    let InflightFile { file, bytes } = InflightRegion::create(shape(1, 8, true)).unwrap();
+    let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+    assert_eq!(rustix::fs::fcntl_get_seals(&file), Ok(seals));
+    // A part of a longer file is enough.
+    assert!(InflightRegion::open(file.as_fd(), whole(bytes), shape(1, 7, true), &TrustedFiles).is_ok());
     for (queues, size) in [(0, 8), (1, 0), (1, 32769)] {
         assert_eq!(shape(queues, size, false).bytes(), None);
         assert!(InflightRegion::create(shape(queues, size, true)).is_err());
@@ -340,6 +348,10 @@ fn ring_that_comes_back_shorter_or_longer_is_noted_in_the_region_of_the_longest(
         let region = fresh_region(4 * QUEUE, packed);
         for size in [4 * QUEUE, QUEUE, 4 * QUEUE, 2 * QUEUE] {
             let mut world = World::sized(packed, size);
+            if size < 4 * QUEUE {
+                // The mark of a descriptor that the ring does not have.
+                region.queue(0).unwrap().set(size, Field::at(0), 1u8);
+            }
             let mut queue = world.device_with(&region).unwrap();
             assert_eq!(queue.taken_before(), 0, "{size}, packed: {packed}");
             // All of it, so that each state is used.
@@ -365,7 +377,10 @@ fn ring_that_comes_back_shorter_or_longer_is_noted_in_the_region_of_the_longest(
 fn split_region_full_of_nonsense_is_emptied() {
     type Lie = fn(&File);
     let lies: [Lie; 5] = [
-        |file| file.put16(14, 100), // used_idx: a batch longer than the queue
+        |file| {
+            file.put16(14, 100); // used_idx: a batch longer than the queue
+            file.put(16 + 16, &[1]); // and a chain that is not in it
+        },
         |file| {
             file.put16(14, 0xffff); // a batch of one
             file.put16(12, QUEUE); // that is not there
@@ -439,12 +454,14 @@ fn packed_region_full_of_nonsense_is_made_anew() {
 #[test]
 fn packed_region_that_names_a_buffer_outside_memory_is_the_guests_fault() {
     let mut world = World::new(true);
-    world.send(1);
+    world.send(2);
     pop(&mut world.device());
-    world.file.put64(32 + 24, 1 << 40);
+    world.file.put64(64 + 24, 1 << 40);
     let mut queue = world.device();
-    assert_eq!(queue.taken_before(), 1);
-    let fault = queue.pop(&mut Chains::default(), 1).unwrap_err();
+    assert_eq!(queue.taken_before(), 2);
+    let mut chains = Chains::default();
+    assert_eq!(queue.pop(&mut chains, 2), Ok(1), "the sound one first");
+    let fault = queue.pop(&mut chains, 2).unwrap_err();
     assert_eq!(fault.name(), "outside-memory");
 }
 
@@ -505,6 +522,42 @@ fn chains_that_a_packed_predecessor_used_out_of_order_are_not_done_again() {
     assert_eq!((queue.taken_before(), queue.base()), (4, 0x8002_8002));
     let left = [&[ids[0], ids[2], ids[4], ids[5]], &new[..]].concat();
     assert_is_done_by_two(&mut world, queue, (&left, 4));
+}
+
+/// Its chains are no longer in the slots in which the driver made them available, but in the next ones, over the end
+/// of a lap.
+#[test]
+fn packed_batch_that_was_not_published_is_available_again_where_its_chains_are_now() {
+    let mut world = World::new(true);
+    let mut queue = world.device();
+    let serve = |queue: &mut Queue, world: &mut World| {
+        let taken = pop(queue);
+        taken.iter().for_each(|&id| queue.push_used(id, 0));
+        queue.publish();
+        std::iter::from_fn(|| world.driver.take_used()).count()
+    };
+    world.send(6);
+    assert_eq!(serve(&mut queue, &mut world), 6);
+    let ids = world.send(3);
+    let taken = pop(&mut queue);
+    let second = world.driver.packed().read_slot(7);
+    queue.push_used_in_any_order(taken[2], 0);
+    queue.publish();
+    assert_eq!(world.driver.take_used().map(|used| used.head), Some(ids[2]));
+    taken[..2]
+        .iter()
+        .for_each(|&id| queue.push_used_in_any_order(id, 0));
+    for _ in 0..2 {
+        queue = world.device();
+        assert_eq!(queue.taken_before(), 2);
+        assert_eq!(world.driver.take_used(), None);
+        let expected = crate::layout::PackedDescriptor {
+            flags: crate::layout::PACKED_USED,
+            ..second
+        };
+        assert_eq!(world.driver.packed().read_slot(0), expected);
+    }
+    assert_eq!(serve(&mut queue, &mut world), 2);
 }
 
 // What a VMM can do while it is read.

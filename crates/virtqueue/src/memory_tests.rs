@@ -55,7 +55,24 @@ fn regions_lie_back_to_back_and_private_memory_follows() {
         .map(|piece| (piece.file_offset, piece.len))
         .collect();
     assert_eq!(lens, [(0, 0x4000), (0, 0x2000), (0, 0x2000)]);
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    assert_eq!(rustix::fs::fcntl_get_seals(pieces[2].file), Ok(seals));
     assert_eq!(map.huge_bytes(), 0);
+}
+
+#[test]
+fn populate_enters_every_page() {
+    let map = MemoryMap::new(vec![region(0, 0, 0x10_0000)], 0, &TrustedFiles).unwrap();
+    let entered = || {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("\n{:x}-", map.base().addr());
+        let (_, own) = smaps.split_once(&start).unwrap();
+        let rss = own.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        rss.trim().to_owned()
+    };
+    assert_eq!(entered(), "0 kB");
+    map.populate();
+    assert_eq!(entered(), "1024 kB");
 }
 
 #[test]
@@ -163,7 +180,7 @@ fn file_offset_inside_a_page_leaves_exact_addresses() {
         "the page's head is no guest memory"
     );
     assert_eq!(map.translate(GuestAddr(0x8fff), 2), None, "nor its tail");
-    assert_eq!(map.guest_len(), 0x2000);
+    assert_eq!((map.guest_len(), map.files()[0].file_offset), (0x2000, 0x1000));
 }
 
 #[test]
@@ -218,8 +235,13 @@ fn dropping_a_map_leaves_neither_mappings_nor_descriptors() {
         &TrustedFiles,
     )
     .unwrap();
-    assert_eq!((mappings(), descriptors()), (2, 2));
-    drop(map);
+    let whole = crate::FileRange {
+        offset: 0,
+        bytes: 0x1000,
+    };
+    let log = crate::DirtyLog::open(leaky(0, 0).file.as_fd(), whole, &TrustedFiles).unwrap();
+    assert_eq!((mappings(), descriptors()), (3, 2));
+    drop((map, log));
     assert!(MemoryMap::new(vec![leaky(0, 0x1000), leaky(0x1000, 0x2000)], 0, &TrustedFiles).is_err());
     assert_eq!(
         (mappings(), descriptors()),
@@ -254,7 +276,7 @@ fn huge_pages_are_mapped_whole() {
     let found = &map.regions()[1];
     assert_eq!((found.page_size(), found.map_offset()), (2 << 20, 0));
     assert_eq!(map.regions()[0].map_offset(), 2 << 20);
-    assert_eq!(map.guest_len(), (2 << 20) + 0x1000);
+    assert_eq!((map.guest_len(), map.huge_bytes()), ((2 << 20) + 0x1000, 2 << 20));
 }
 
 proptest! {

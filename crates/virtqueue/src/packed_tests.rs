@@ -1,7 +1,7 @@
 //! What only a packed ring does; the rest is in `pair_tests.rs`.
 
 use super::*;
-use crate::driver::{Buffer, PackedDriver};
+use crate::driver::Buffer;
 use crate::rig_tests::{GOOD, Pair, full, part};
 use crate::{GuestAddr, Queue, RingFormat::Packed};
 
@@ -16,23 +16,68 @@ fn at(start: (u16, bool)) -> Pair {
     Pair::with(8, full(Packed), offset + if wrap { 0 } else { 8 })
 }
 
+fn packed(pair: &Pair) -> &PackedQueue {
+    match &pair.queue {
+        Queue::Packed(queue) => queue,
+        Queue::Split(_) | Queue::Reset(_) => panic!("the ring is not packed"),
+    }
+}
+
+/// Up to the end of the ring; `pop` goes on from its start.
+#[test]
+fn chains_of_one_descriptor_are_taken_in_one_run() {
+    for writable in [false, true] {
+        let mut pair = at((5, true));
+        let buffer = |len| Buffer {
+            writable,
+            ..Buffer::readable(GuestAddr(GOOD), len)
+        };
+        // Its kind and its region are expected of the next ones.
+        pair.driver.add(&[buffer(1)]).unwrap();
+        pair.driver.publish();
+        assert_eq!((pair.serve(), pair.back()), (1, 1));
+        (2..7).for_each(|len| _ = pair.driver.add(&[buffer(len)]).unwrap());
+        pair.driver.publish();
+        let (queue, mut run) = (packed(&pair), Chains::for_queue(pair.queue.size(), 8));
+        let slots = [
+            queue.take_run::<false>(&mut run, queue.hint, queue.next, 8),
+            queue.take_run::<true>(&mut run, queue.hint, queue.next, 8),
+        ];
+        assert_eq!(slots, if writable { [0, 2] } else { [2, 0] });
+        assert_eq!(pair.queue.pop(&mut pair.chains, 4), Ok(4));
+        assert_eq!(run.chains, pair.chains.chains[..2]);
+        assert_eq!(run.buffers, pair.chains.buffers[..2]);
+        assert_eq!(pair.pop(), Ok(1));
+        pair.driver.add(&[buffer(7), buffer(8)]).unwrap();
+        pair.driver.publish();
+        assert_eq!((pair.pop(), packed(&pair).kind), (Ok(1), Kind::Other));
+    }
+}
+
 #[test]
 fn later_slots_of_a_used_list_are_marked_too() {
-    let mut pair = Pair::new(Packed, 8);
-    let parts = [7, 8, 9].map(|len| Buffer::writable(GuestAddr(GOOD), len));
-    pair.driver.add(&parts).unwrap();
-    pair.driver.publish();
-    assert_eq!(pair.pop(), Ok(1));
-    pair.queue.push_used(pair.chains.chains[0].id, 9);
-    pair.queue.publish();
-    let driver: &PackedDriver = pair.driver.packed();
-    let first = driver.read_slot(0);
-    assert_eq!(first.flags, PACKED_AVAIL | PACKED_USED | DESC_WRITE | DESC_NEXT);
-    for slot in 1..3 {
-        let flags = driver.read_slot(slot).flags & (PACKED_AVAIL | PACKED_USED);
-        assert_eq!(flags, PACKED_AVAIL | PACKED_USED);
+    for (len, written) in [(9, DESC_WRITE), (0, 0)] {
+        let mut pair = Pair::new(Packed, 8);
+        let parts = [7, 8, 9].map(|len| Buffer::writable(GuestAddr(GOOD), len));
+        let id = pair.driver.add(&parts).unwrap();
+        pair.driver.publish();
+        assert_eq!(pair.pop(), Ok(1));
+        pair.queue.push_used(pair.chains.chains[0].id, len);
+        pair.queue.publish();
+        let used = PACKED_AVAIL | PACKED_USED;
+        let flags = [used | written | DESC_NEXT, used | DESC_NEXT, used];
+        for ((slot, flags), len) in (0..).zip(flags).zip([len, 0, 0]) {
+            let expected = PackedDescriptor {
+                addr: 0,
+                len,
+                id,
+                flags,
+            };
+            let found = pair.driver.packed().read_slot(slot);
+            assert_eq!(PackedDescriptor { addr: 0, ..found }, expected);
+        }
+        assert_eq!(pair.queue.base(), 0x8003_8003);
     }
-    assert_eq!(pair.queue.base(), 0x8003_8003);
 }
 
 #[test]
@@ -100,10 +145,16 @@ fn a_ring_marked_by_somebody_else_is_entered_at_the_base() {
         used.flags = PACKED_AVAIL;
         pair.driver.packed().write_slot(slot + 1, used);
     }
-    pair.replace(0x8006_8006);
-    assert_eq!(pair.queue.base(), 0x8006_8006);
-    pair.replace(0x8006);
-    assert_eq!(pair.queue.base(), 0x8006_8006);
+    // The slot to be used next, unless that is none where the device may be.
+    for (base, at) in [
+        (0x8006_8006, 0x8006),
+        (0x8005_8006, 0x8005),
+        (0x8006, 0x8006),
+        (0x8008_8006, 0x8006),
+    ] {
+        pair.replace(base);
+        assert_eq!(pair.queue.base(), at | at << 16, "told {base:#x}");
+    }
     let (memory, start) = (Arc::clone(pair.queue.memory()), QueueStart::at(0x8008));
     let refused = Queue::new(&memory, pair.rings(), full(Packed), start).unwrap_err();
     assert_eq!(
@@ -125,14 +176,18 @@ fn dies_before_it_publishes(start: (u16, bool), lengths: &[usize], pushed: usize
         .collect();
     pair.driver.publish();
     assert_eq!(pair.pop(), Ok(lengths.len()));
+    // The first may have nothing written to it.
+    let len = |at: usize| (at + pushed % 2) as u32;
     for (at, chain) in pair.chains.chains[..pushed].iter().enumerate() {
-        pair.queue.push_used(chain.id, 10 + at as u32);
+        pair.queue.push_used(chain.id, len(at));
     }
     pair.replace(0x8000_8000);
+    let flags = pair.driver.packed().read_slot(start.0).flags;
+    assert!(pushed == 0 || (flags & DESC_WRITE != 0) == (len(0) > 0));
     let back: Vec<_> = std::iter::from_fn(|| pair.driver.take_used())
         .map(|used| (used.head, used.len))
         .collect();
-    let expected: Vec<_> = (0..pushed).map(|at| (ids[at], 10 + at as u32)).collect();
+    let expected: Vec<_> = (0..pushed).map(|at| (ids[at], len(at))).collect();
     assert_eq!(back, expected, "{start:?} {lengths:?} {pushed}");
     assert_eq!(pair.serve(), lengths.len() - pushed);
     assert_eq!(pair.back(), lengths.len() - pushed);

@@ -26,7 +26,7 @@ fn a_chain_arrives_with_its_bytes_and_goes_back(#[values(Split, Packed)] format:
     assert_eq!(pair.pop(), Ok(0), "not visible before publish");
     assert!(pair.driver.publish(), "kicks are on at first");
     assert_eq!(pair.pop(), Ok(1));
-    let chain = pair.chains.chains[0];
+    let mut chain = pair.chains.chains[0];
     assert_eq!((chain.id.head, chain.readable, chain.writable), (name, 2, 1));
     assert_eq!(chain.id.slots, if format == Packed { 3 } else { 1 });
     assert_eq!((chain.readable_bytes, chain.writable_bytes), (14, 100));
@@ -37,7 +37,8 @@ fn a_chain_arrives_with_its_bytes_and_goes_back(#[values(Split, Packed)] format:
         room_before: 0,
     };
     assert_eq!(pair.chains.writable(&chain)[0], expected);
-    pair.queue.push_used(chain.id, 99);
+    chain.writable_bytes = 99;
+    pair.queue.push_all_written(&[chain]);
     assert_eq!(pair.driver.take_used(), None, "not visible before publish");
     assert!(pair.queue.publish());
     let used = pair.driver.take_used().unwrap();
@@ -183,6 +184,12 @@ fn mergeable_buffers_become_visible_together(#[values(Split, Packed)] format: Ri
     assert!(!pair.queue.publish(), "nothing new, no call");
 }
 
+#[test]
+fn header_ends_a_line_12_bytes_before_the_next() {
+    let ends: Vec<_> = (0..192).filter(|&at| crate::header_ends_line(at)).collect();
+    assert_eq!(ends, [52, 116, 180]);
+}
+
 // Notifications.
 
 #[rstest]
@@ -205,7 +212,13 @@ fn flags_suppress_kicks_and_calls(#[values(Split, Packed)] format: RingFormat) {
     pair.driver.disable_calls();
     pair.queue.push_used(single(1), 0);
     assert!(!pair.queue.publish());
-    assert!(pair.driver.enable_calls());
+    assert!(pair.driver.enable_calls(), "two are used already");
+    assert_eq!(pair.back(), 2);
+    assert!(!pair.driver.enable_calls());
+    pair.add(1);
+    pair.pop().unwrap();
+    pair.queue.push_all_used(&pair.chains.chains);
+    assert!(pair.queue.publish());
 }
 
 /// Over the end of the ring, and of the indices of a split one.

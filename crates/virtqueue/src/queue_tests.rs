@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 
 use proptest::prelude::*;
+use rstest::rstest;
 use rustix::fs::MemfdFlags;
 
 use super::*;
@@ -326,9 +327,13 @@ fn some_plans() -> Vec<Plan> {
     kinds.iter().cycle().take(13).cloned().collect()
 }
 
-fn dies_at_every_step(packed: bool, notes: Notes) {
+#[rstest]
+fn device_may_die_at_every_step(
+    #[values(false, true)] packed: bool,
+    #[values(Notes::None, Notes::Ring, Notes::Inflight)] notes: Notes,
+) {
     let plans = some_plans();
-    for (batch, unpop, publish_each) in [(4, 0, 0), (3, 1, 2), (64, 0, 0), (2, 0, 1)] {
+    for (batch, unpop, publish_each) in [(4, 0, 0), (3, 1, 2), (2, 1, 0), (64, 0, 0), (2, 0, 1)] {
         let habits = Habits {
             batch,
             unpop,
@@ -340,16 +345,6 @@ fn dies_at_every_step(packed: bool, notes: Notes) {
         }
         assert!(steps > 10, "it did not even try");
     }
-}
-
-#[test]
-fn split_device_may_die_at_every_step() {
-    dies_at_every_step(false, Notes::None);
-}
-
-#[test]
-fn split_device_that_notes_in_its_ring_may_die_at_every_step() {
-    dies_at_every_step(false, Notes::Ring);
 }
 
 /// What the first one had taken must not be done by the third one either.
@@ -373,49 +368,6 @@ fn devices_that_note_in_the_ring_may_die_one_after_the_other_at_every_step() {
         }
         assert!(pairs > 100, "only {pairs} pairs of deaths, packed: {packed}");
     }
-}
-
-#[test]
-fn split_device_with_an_inflight_region_may_die_at_every_step() {
-    dies_at_every_step(false, Notes::Inflight);
-}
-
-/// All descriptors are out, some of them used already and not yet read.
-#[test]
-fn notes_overwrite_no_element_that_the_driver_has_not_read() {
-    let habits = Habits {
-        batch: 2,
-        unpop: 0,
-        publish_each: 0,
-    };
-    let mut world = World::new(4, features(false), Notes::Ring);
-    let plan = Plan {
-        parts: vec![(10, false)],
-        indirect: false,
-    };
-    world.send(&vec![plan; 4], 4);
-    let world = RefCell::new(world);
-    let mut queue = world.borrow().device();
-    let mut chains = Chains::for_queue(queue.size(), 4);
-    turn(&mut queue, &world, &mut 0, habits);
-    assert_eq!(queue.pop(&mut chains, 4).unwrap(), 2);
-    world.borrow_mut().collect();
-    assert_eq!(world.borrow().back, 2);
-}
-
-#[test]
-fn packed_device_may_die_at_every_step() {
-    dies_at_every_step(true, Notes::None);
-}
-
-#[test]
-fn packed_device_that_notes_in_its_ring_may_die_at_every_step() {
-    dies_at_every_step(true, Notes::Ring);
-}
-
-#[test]
-fn packed_device_with_an_inflight_region_may_die_at_every_step() {
-    dies_at_every_step(true, Notes::Inflight);
 }
 
 /// The later slots of an unpublished batch look used already: the next device, which processes the chains again and
@@ -462,31 +414,6 @@ fn chains_given_back_were_not_taken_before() {
                 queue.unpop(chains.slots(kept));
                 let taken = world.device().taken_before();
                 assert_eq!(taken, kept, "packed: {packed}, {notes:?}, kicks: {kicks}");
-            }
-        }
-    }
-}
-
-/// Returning chains unused does not change the record that the chains before them were taken.
-#[test]
-fn chains_used_before_some_are_given_back_are_not_done_again() {
-    let plan = || Plan {
-        parts: vec![(1, false)],
-        indirect: false,
-    };
-    let plans = [plan(), plan(), plan()];
-    for publish_each in [0, 2] {
-        let habits = Habits {
-            batch: 2,
-            unpop: 1,
-            publish_each,
-        };
-        for notes in [Notes::Ring, Notes::Inflight] {
-            for packed in [false, true] {
-                let mut steps = 0;
-                while lives(World::new(16, features(packed), notes), &plans, habits, &[steps]) {
-                    steps += 1;
-                }
             }
         }
     }

@@ -271,13 +271,45 @@ mod tests {
     #[test]
     fn ring_parts_must_be_aligned() {
         assert!(layout(0, 4096, 8192).is_ok());
-        let align = |error: Result<RingLayout, RingError>| match error {
-            Err(RingError::Misaligned { align, .. }) => align,
-            other => panic!("{other:?}"),
+        for (parts, refusal) in [
+            (
+                [8, 4096, 8192],
+                "descriptor table at 0x8 is not aligned to 16 bytes",
+            ),
+            (
+                [0, 4097, 8192],
+                "available ring at 0x1001 is not aligned to 2 bytes",
+            ),
+            ([0, 4096, 8194], "used ring at 0x2002 is not aligned to 4 bytes"),
+        ] {
+            let [desc, avail, used] = parts;
+            assert_eq!(layout(desc, avail, used).unwrap_err().to_string(), refusal);
+        }
+        assert_eq!(RingFormat::Packed.first_base(), 0x8000_8000);
+    }
+
+    /// In memory that starts in the middle of a page, addresses and map offsets differ in alignment.
+    #[test]
+    fn ring_parts_must_be_aligned_in_both_spaces() {
+        let file = crate::mapping::sealed_file("ring", 1 << 16).unwrap();
+        let region = crate::Region {
+            guest_addr: GuestAddr(0),
+            user_addr: 0,
+            len: 1 << 15,
+            file,
+            file_offset: 8,
         };
-        assert_eq!(align(layout(8, 4096, 8192)), 16);
-        assert_eq!(align(layout(0, 4097, 8192)), 2);
-        assert_eq!(align(layout(0, 4096, 8194)), 4);
+        let memory = MemoryMap::new(vec![region], 0, &crate::TrustedFiles).unwrap();
+        let shape = RingShape::new(RingFormat::Split, QueueSize::new(8).unwrap());
+        for desc in [0, 8] {
+            let addresses = RingAddresses {
+                desc,
+                avail: 4096,
+                used: 8192,
+            };
+            let refused = RingLayout::from_user(&memory, shape, addresses);
+            assert!(matches!(refused, Err(RingError::Misaligned { align: 16, .. })));
+        }
     }
 
     #[test]

@@ -21,6 +21,35 @@ fn indirect_table_may_end_a_direct_chain() {
 }
 
 #[test]
+fn chains_of_one_descriptor_are_taken_in_one_run() {
+    for writable in [false, true] {
+        let mut pair = Pair::new(Split, 8);
+        let buffer = |len| Buffer {
+            writable,
+            ..Buffer::readable(GuestAddr(GOOD), len)
+        };
+        // Its kind and its region are expected of the next ones.
+        pair.driver.add(&[buffer(1)]).unwrap();
+        pair.driver.publish();
+        assert_eq!(pair.serve(), 1);
+        let heads = [2, 3, 4].map(|len| pair.driver.add(&[buffer(len)]).unwrap());
+        pair.driver.publish();
+        let queue = pair.split();
+        let mut run = Chains::for_queue(queue.size, 8);
+        let taken = [
+            queue.take_run::<false>(&mut run, &heads),
+            queue.take_run::<true>(&mut run, &heads),
+        ];
+        assert_eq!(taken, if writable { [0, 3] } else { [3, 0] });
+        assert_eq!(pair.pop(), Ok(3));
+        assert_eq!(
+            (run.chains, run.buffers),
+            (pair.chains.chains, pair.chains.buffers)
+        );
+    }
+}
+
+#[test]
 fn a_successor_goes_on_where_the_ring_stands() {
     let mut pair = Pair::with(8, full(Split), 65530);
     pair.add(8);
@@ -177,16 +206,48 @@ fn notes_for_a_successor_leave_unread_used_elements_alone() {
             if !kicks {
                 pair.queue.disable_kicks();
             }
-            let start = QueueStart {
-                base: 4,
-                journal: crate::Journal::Ring,
-                log: None,
-            };
-            let (memory, features) = (pair.queue.memory(), pair.queue.features());
-            let successor = Queue::new(memory, pair.rings(), features, start).unwrap();
-            assert_eq!(successor.taken_before(), 2, "two were out, kicks: {kicks}");
+            let taken = successor(&pair, 4).taken_before();
+            assert_eq!(taken, 2, "two were out, kicks: {kicks}");
         }
+        // The record counts from used.idx.
+        assert_eq!(successor(&pair, 5).taken_before(), 0);
     }
+}
+
+/// A device that keeps its records in the ring, and continues at `base`.
+fn successor(pair: &Pair, base: u32) -> Queue {
+    let start = QueueStart {
+        base,
+        journal: crate::Journal::Ring,
+        log: None,
+    };
+    let (memory, features) = (pair.queue.memory(), pair.queue.features());
+    Queue::new(memory, pair.rings(), features, start).unwrap()
+}
+
+#[test]
+fn chains_that_a_predecessor_had_taken_are_recorded_until_they_are_used() {
+    let mut pair = Pair::new(Split, 8);
+    pair.queue = successor(&pair, 0);
+    pair.add(4);
+    assert_eq!(pair.pop(), Ok(4));
+    for used in 0..4 {
+        pair.queue = successor(&pair, used);
+        assert_eq!(pair.queue.taken_before(), 4 - used as usize);
+        assert_eq!(pair.queue.pop(&mut pair.chains, 1), Ok(1));
+        pair.queue.push_all_used(&pair.chains.chains);
+        pair.queue.publish();
+        pair.queue.disable_kicks(); // records them again
+    }
+    // No longer, even when the last of these devices has seen the index come around.
+    assert_eq!(pair.back(), 4);
+    for _ in 0..8191 {
+        pair.add(8);
+        assert_eq!((pair.serve(), pair.back()), (8, 8));
+    }
+    pair.add(2);
+    assert_eq!(pair.pop(), Ok(2));
+    assert_eq!(successor(&pair, 4 + 8 * 8191).taken_before(), 2);
 }
 
 #[path = "tests/split_properties.rs"]
