@@ -155,6 +155,8 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -162,5 +164,14 @@ mod tests {
         assert!(can_limit_memory(0) && !can_limit_memory(u64::MAX));
         let most = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX - 1);
         assert!(can_limit_memory(most) && !can_limit_memory(most + 1));
+    }
+
+    /// Always, before Linux 6.16.
+    #[test]
+    fn descriptors_can_be_sent_unless_that_is_switched_off() {
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().expect("two sockets");
+        assert!(lets_files(socket.as_fd()));
+        let switched_off = let_files(socket.as_fd(), false);
+        assert_eq!(lets_files(socket.as_fd()), switched_off.is_err());
     }
 }

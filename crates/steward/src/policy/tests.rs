@@ -552,6 +552,47 @@ fn stations_of_a_network_are_judged_one_by_one() {
 }
 
 #[test]
+fn networks_advertise_only_addresses_that_their_rule_names() {
+    let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
+    let policy = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}")).expect("a policy");
+    let some = policy("network = true\nadvertise = true\nips = [\"192.0.2.0/24\"]\nat-most = 2\n");
+    let (none, on_eth1) = (policy("network = true\n"), policy(""));
+    let refused = |policy: &Policy, ip: Option<&str>| {
+        let ip = ip.map(|ip| ip.parse().expect("an address"));
+        policy
+            .check_advertised(0, ip)
+            .err()
+            .map(|refusal| refusal.to_string())
+    };
+    for allowed in [None, Some("192.0.2.9")] {
+        assert_eq!(refused(&some, allowed), None);
+        let why = refused(&none, allowed).expect("`advertise` is not set");
+        assert!(why.contains("`advertise = true`"), "{why}");
+    }
+    let why = refused(&some, Some("192.0.3.1")).expect("not in `ips`");
+    assert!(
+        why.contains("192.0.3.1") && why.contains("`ips` of rule 1"),
+        "{why}"
+    );
+    let (user, other) = (peer(7, 7, &[]), peer(8, 8, &[]));
+    assert!(none.check_network_on(&user, "eth1").is_ok());
+    for (policy, peer, interface) in [
+        (&none, &user, "eth2"),
+        (&none, &other, "eth1"),
+        (&on_eth1, &user, "eth1"),
+    ] {
+        assert!(policy.check_network_on(peer, interface).is_err());
+    }
+    // A connection for each queue that can be leased, and some without a lease.
+    assert_eq!((none.places(0), some.places(0)), (4 + ASKING, 2 + ASKING));
+    assert_eq!(
+        (none.rules_for(&user).count(), none.rules_for(&other).count()),
+        (1, 0)
+    );
+    assert!(!none.allows_zcrx() && policy("zcrx = [\"192.0.2.1:80\"]\n").allows_zcrx());
+}
+
+#[test]
 fn netkits_need_a_rule_that_allows_them() {
     let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
     let parse = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}"));

@@ -383,6 +383,20 @@ mod tests {
     }
 
     #[test]
+    fn bind_is_repeated_while_the_queue_is_busy_and_there_is_time() {
+        let mut tries = 0;
+        let mut bind = || {
+            tries += 1;
+            if tries == 1 { Err(Errno::BUSY) } else { Ok(()) }
+        };
+        let later = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(in_time(later, &mut bind), Ok(()));
+        assert_eq!(tries, 2);
+        assert_eq!(in_time(later, || Err(Errno::PERM)), Err(Errno::PERM));
+        assert_eq!(in_time(Instant::now(), || Err(Errno::BUSY)), Err(Errno::BUSY));
+    }
+
+    #[test]
     fn report_is_read_by_its_length() {
         let mut bytes = [0; REPORT_MAX];
         bytes[..4].copy_from_slice(&7u32.to_ne_bytes());

@@ -365,7 +365,7 @@ pub(crate) fn lessees(
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, send, socketpair};
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, send, socketpair};
 
     use super::*;
 
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn requests_are_read_at_a_limited_rate_and_while_nothing_else_is_to_be_done() {
-        let (_lessee, mut connection) = pair();
+        let (lessee, mut connection) = pair();
         let now = Instant::now();
         let interest = |connection: &mut Connection| {
             let Interest { events, wake } = connection.interest(now);
@@ -390,12 +390,20 @@ mod tests {
         assert_eq!(interest(&mut connection), (PollFlags::IN, None));
         connection.waits = true;
         assert_eq!(interest(&mut connection), (PollFlags::empty(), None));
+        assert!(connection.is_busy());
         connection.waits = false;
         connection.requests.left = 0;
         let pause = Some(Duration::from_millis(20));
         assert_eq!(interest(&mut connection), (PollFlags::empty(), pause));
         while connection.answer(1, Answer::Done.into()) && !connection.has_unsent() {}
         assert_eq!(interest(&mut connection), (PollFlags::OUT, None));
+        // Sent when there is room, unless the lessee is gone.
+        assert!(connection.flush() && connection.has_unsent() && connection.is_busy());
+        recv(&lessee, &mut [0; 64], RecvFlags::DONTWAIT).expect("an answer");
+        assert!(connection.flush() && !connection.has_unsent() && !connection.is_busy());
+        while connection.answer(1, Answer::Done.into()) && !connection.has_unsent() {}
+        drop(lessee);
+        assert!(!connection.flush());
     }
 
     #[test]
@@ -403,6 +411,12 @@ mod tests {
         let (lessee, mut connection) = pair();
         let none = |connection: &mut Connection| matches!(connection.receive(by_child), Incoming::Nothing);
         assert!(none(&mut connection));
+        send(&lessee, &[0; MESSAGE_MAX], SendFlags::empty()).expect("room");
+        let received = connection.receive(by_child);
+        assert!(
+            !matches!(received, Incoming::Broken(Malformed::Long)),
+            "{received:?}"
+        );
         for len in [MESSAGE_MAX + 1, MESSAGE_MAX + 9] {
             send(&lessee, &vec![0; len], SendFlags::empty()).expect("room");
             let received = connection.receive(by_child);

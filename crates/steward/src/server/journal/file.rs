@@ -220,4 +220,16 @@ mod tests {
         assert!(error.to_string().contains("--state"), "{error}");
         assert!(entry.read::<Change>().expect("nothing").is_none() && entry.remove().is_ok());
     }
+
+    /// Only that it is absent is no error.
+    #[test]
+    fn entry_that_cannot_be_read_or_removed_is_an_error() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let entry = Journal::open(dir.path()).entry("nic-1");
+        assert!(entry.read::<Change>().is_ok_and(|read| read.is_none()) && entry.remove().is_ok());
+        let path = dir.path().join("nic-1.toml");
+        assert_eq!(entry.to_string(), path.display().to_string());
+        fs::create_dir(path).expect("ours");
+        assert!(entry.read::<Change>().is_err() && entry.remove().is_err());
+    }
 }

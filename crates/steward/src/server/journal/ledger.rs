@@ -382,6 +382,7 @@ mod tests {
         let outcome = Ledger::open(Entry::default()).apply(&mut nic, &(0..1), &filter(), &names());
         assert_eq!((outcome.steered, nic.rules.len()), (Steered::ByProgram, 0));
         assert!(outcome.note.contains("keeps no state"), "{}", outcome.note);
+        assert!(!Ledger::open(Entry::default()).is_kept());
     }
 
     #[test]

@@ -372,4 +372,31 @@ mod tests {
         assert!(matches!(refused, Err(StoreError::NoBpfFs { .. })));
         assert_eq!(fs::read_dir(dir.path()).expect("ours").count(), 0);
     }
+
+    #[test]
+    fn directory_that_others_can_write_to_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("made/for/us");
+        make_private(&path).expect("made");
+        let mode = || fs::metadata(&path).expect("there").mode() & 0o7777;
+        assert_eq!(mode(), 0o700);
+        for (mode, refused) in [(0o755, false), (0o775, true), (0o702, true), (0o700, false)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("ours");
+            match make_private(&path) {
+                Err(StoreError::Unsafe { mode: found, .. }) => assert!(refused && found == mode),
+                made => assert!(made.is_ok() && !refused, "{mode:o}"),
+            }
+        }
+        let link = dir.path().join("link");
+        symlink(&path, &link).expect("ours");
+        assert!(make_private(&link).is_err());
+        if rustix::process::geteuid().is_root() {
+            chown(&path, Some(7), None).expect("root may");
+            assert!(matches!(
+                make_private(&path),
+                Err(StoreError::Unsafe { owner: 7, .. })
+            ));
+        }
+    }
 }

@@ -174,11 +174,13 @@ mod tests {
             undone: Vec::new(),
         };
         let mut teardown = Teardown::new(sockets(0..3));
+        assert!(teardown.is_new());
         for tries in 1..4 {
             let stuck = teardown
                 .go_on(Instant::now(), |step| driver.undo(step))
                 .expect_err("refused");
-            assert_eq!((stuck.step, stuck.tries), (Step::Sockets { queue: 1 }, tries));
+            assert_eq!((&stuck.step, stuck.tries), (&Step::Sockets { queue: 1 }, tries));
+            assert!(!stuck.is_usual() && !teardown.is_new());
         }
         assert_eq!(driver.undone, sockets([0, 2]));
         driver.refuses.clear();
@@ -186,6 +188,11 @@ mod tests {
         assert_eq!(driver.undone, sockets([0, 2, 1]));
         assert_eq!(teardown.go_on(Instant::now(), |step| driver.undo(step)), Ok(()));
         assert_eq!(driver.undone.len(), 3);
+        // The socket on a netkit is usually closed soon.
+        let mut teardown = Teardown::new([Step::Netkit { queue: 0 }]);
+        let mut refused = || teardown.go_on(Instant::now(), |_| Err("busy".to_owned()));
+        let usual = [(); 2].map(|()| refused().expect_err("refused").is_usual());
+        assert_eq!(usual, [true, false]);
     }
 
     #[test]
