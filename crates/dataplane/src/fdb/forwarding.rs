@@ -16,6 +16,8 @@ pub struct Forwarding {
     pub(crate) fdb: Arc<Fdb>,
     /// By port number.
     ports: Arc<[PortLanes]>,
+    /// Lanes of pairs that receive, in the order of ports and pairs.
+    lanes: Arc<[LaneRef]>,
     /// Ports that receive.
     present: Arc<[PortNumber]>,
     /// Those of `present` that get copies of frames for other ports.
@@ -31,10 +33,12 @@ pub struct Forwarding {
 }
 
 /// The lanes of a port.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Default)]
 struct PortLanes {
-    /// Those of its pairs that receive, in the order of the pairs.
-    lanes: Vec<LaneRef>,
+    /// Index of the first one that receives.
+    first: u32,
+    /// How many receive.
+    count: u16,
     /// It has a guest, on any worker, that may be disabled.
     is_attached: bool,
 }
@@ -54,24 +58,28 @@ pub(crate) struct LaneRef {
 
 impl Forwarding {
     /// With these lanes of ports, in the order of ports and pairs, and whether each receives.
-    pub(crate) fn new(fdb: Arc<Fdb>, lanes: &[(PortNumber, LaneRef, bool)]) -> Self {
-        let last = lanes.last().map(|(port, ..)| usize::from(port.0));
+    pub(crate) fn new(fdb: Arc<Fdb>, members: &[(PortNumber, LaneRef, bool)]) -> Self {
+        let last = members.last().map(|(port, ..)| usize::from(port.0));
         let mut ports = vec![PortLanes::default(); last.map_or(0, |last| last + 1)];
-        let mut present = Vec::with_capacity(lanes.len());
-        for &(port, guest, receives) in lanes {
+        let mut lanes = Vec::with_capacity(members.len());
+        let mut present = Vec::with_capacity(members.len());
+        for &(port, lane, receives) in members {
             let its = &mut ports[usize::from(port.0)];
             its.is_attached = true;
             if receives {
-                if its.lanes.is_empty() {
+                if its.count == 0 {
                     present.push(port);
+                    its.first = u32::try_from(lanes.len()).unwrap_or(u32::MAX);
                 }
-                its.lanes.push(guest);
+                its.count += 1;
+                lanes.push(lane);
             }
         }
         let is_promiscuous =
             |port: &&PortNumber| fdb.port(**port).is_some_and(|port| port.options.promiscuous);
         Self {
             ports: ports.into(),
+            lanes: lanes.into(),
             promiscuous: present.iter().filter(is_promiscuous).copied().collect(),
             present: present.into(),
             fdb,
@@ -116,7 +124,9 @@ impl Forwarding {
     /// The lanes of a port that receive.
     #[inline]
     pub(crate) fn lanes(&self, port: PortNumber) -> &[LaneRef] {
-        self.ports.get(usize::from(port.0)).map_or(&[], |its| &its.lanes)
+        let its = self.ports.get(usize::from(port.0)).copied().unwrap_or_default();
+        let first = its.first as usize;
+        &self.lanes[first..first + usize::from(its.count)]
     }
 
     /// Which of a port's lanes takes frames of a flow; `None`: it has none.

@@ -62,11 +62,11 @@ impl Role {
         }
     }
 
-    /// The order in which the lanes of a network are listed: by port and pair.
-    pub(crate) fn order(&self) -> (u16, u16) {
+    /// The pair of a port of a network; 0 for other lanes.
+    pub(crate) fn pair(&self) -> u16 {
         match self {
-            Self::Member { port, pair, .. } => (port.0, *pair),
-            _ => (0, 0),
+            Self::Member { pair, .. } => *pair,
+            _ => 0,
         }
     }
 

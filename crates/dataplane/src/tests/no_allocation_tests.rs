@@ -68,7 +68,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-const ROUNDS: usize = 60;
+pub(crate) const ROUNDS: usize = 60;
 const FRAMES: usize = 20;
 const CHUNKS: usize = 2048;
 

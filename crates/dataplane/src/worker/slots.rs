@@ -405,27 +405,29 @@ impl Lanes {
             let is_own = |at: &usize| *at < self.slots.len();
             let is_here = lanes.iter().any(is_own);
             let own = its.iter().copied().take_while(is_own).collect();
-            is_here.then(|| (own, Arc::new(self.forwarding_of(fdb, lanes))))
+            is_here.then(|| (own, Arc::new(self.forwarding_of(fdb, &lanes))))
         };
         networks.iter().filter_map(of_network).collect()
     }
 
     /// The forwarding state with these lanes.
-    fn forwarding_of(&self, fdb: Arc<Fdb>, mut lanes: Vec<usize>) -> Forwarding {
-        lanes.sort_by_key(|&at| self.role(at).order());
-        let lanes = || lanes.iter().map(|&at| self.lane(at));
-        let members = lanes().filter_map(|(role, lane, receives)| match role {
-            Role::Member { port, .. } => Some((*port, lane, receives)),
-            _ => None,
-        });
-        let mut forwarding = Forwarding::new(fdb, &members.collect::<Vec<_>>());
+    fn forwarding_of(&self, fdb: Arc<Fdb>, lanes: &[usize]) -> Forwarding {
+        let (mut members, mut others) = (Vec::with_capacity(lanes.len()), Vec::new());
+        for &at in lanes {
+            match self.lane(at) {
+                (Role::Member { port, .. }, lane, receives) => members.push((*port, lane, receives)),
+                (role, lane, _) => others.push((role, lane)),
+            }
+        }
+        members.sort_by_key(|(port, lane, _)| (*port, lane.pair));
+        let mut forwarding = Forwarding::new(fdb, &members);
         // Lanes of other workers are the way out only where this worker has none.
         let has_own =
-            |is_it: fn(&Role) -> bool| lanes().any(|(role, lane, _)| !lane.is_remote && is_it(role));
+            |is_it: fn(&Role) -> bool| others.iter().any(|(role, lane)| !lane.is_remote && is_it(role));
         let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
         let has_underlay = has_own(|role| matches!(role, Role::Underlay { .. }));
         let has_host = has_own(|role| matches!(role, Role::Host { .. }));
-        for (role, lane, _) in lanes() {
+        for &(role, lane) in &others {
             match role {
                 Role::Uplink { .. } if !lane.is_remote || !has_uplink => forwarding.uplinks.push(lane.at),
                 Role::Underlay { .. } if !lane.is_remote || !has_underlay => {
@@ -462,7 +464,7 @@ impl Lanes {
         let lane = LaneRef {
             at: SlotAt(at),
             id,
-            pair: role.order().1,
+            pair: role.pair(),
             is_remote: slot.is_none(),
             changes,
         };

@@ -14,7 +14,7 @@ use crate::lane::role::Role;
 use crate::lane::shared::Shared;
 use crate::lane::{Stopped, Work};
 use crate::port_lane::PortLane;
-use crate::tests::no_allocation_tests::allocations;
+use crate::tests::no_allocation_tests::{ROUNDS, allocations};
 use crate::tests::test_guest::Memory;
 use crate::tests::test_lanes::kicks;
 use device::counters::PairCounters;
@@ -182,6 +182,32 @@ fn lane_that_is_added_or_changed_neither_wakes_nor_asks_the_other_lanes_of_its_n
     assert!(worker.read_mail());
     assert_eq!(given.load(Ordering::Relaxed), 300);
     assert_eq!(asked.load(Ordering::Relaxed), before);
+}
+
+/// Allocations for each lane would make a guest that connects to a network with a thousand others cost far more than the
+/// tenth. Lists that grow allocate a few times more.
+#[test]
+fn forwarding_state_of_many_lanes_takes_hardly_more_allocations_than_that_of_few() {
+    let rebuild = |ports: u16| {
+        let (mut worker, _handle) = worker();
+        for port in 0..ports {
+            let role = Role::Member {
+                network: "lan".into(),
+                port: PortNumber(port),
+                pair: 0,
+            };
+            let new = NewLane {
+                lane: Box::new(Counting::default()),
+                role,
+                node: None,
+                on_fault: Box::new(|_| ()),
+            };
+            worker.add(LaneId(port.into()), new, Arc::default());
+        }
+        allocations(|| worker.lanes.rebuild_forwarding(), || {}) / (ROUNDS as u64 / 2)
+    };
+    let [few, many] = [10, 1000].map(rebuild);
+    assert!(many < few + 20, "{few} with 10 lanes, {many} with 1,000");
 }
 
 /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
