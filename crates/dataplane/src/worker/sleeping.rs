@@ -6,7 +6,8 @@
 //! of them wake ([`Sleeping::end`]), because a polling worker does not see kicks.
 //!
 //! After [`LONG`] sleeps in a row a lane becomes idle, if it may, and leaves this list: then it costs nothing, however
-//! often the worker sleeps and wakes. So of many guests the list has only those that were busy recently.
+//! often the worker sleeps and wakes. If it wakes without work in between, the sleeps count as empty polls. So of many
+//! guests the list has only those that were busy recently.
 
 use std::collections::VecDeque;
 
@@ -73,6 +74,8 @@ impl Sleeping {
             let slot = &mut lanes.slots[at];
             if slot.asleep_since == Some(since) {
                 progress.take_up(slot.id);
+                let slept = self.sleep.wrapping_sub(since) + 1;
+                slot.empty_polls = slot.empty_polls.saturating_add(slept);
                 if slot.end_idle() {
                     lanes.awake.push(at);
                 }

@@ -46,8 +46,8 @@ pub(crate) struct Slot {
     carried: u64,
     /// Until this time its eventfds are not watched, and it cannot become idle.
     pub(crate) muted_until: Option<Instant>,
-    /// Polls in a row in which no frame moved.
-    empty_polls: u32,
+    /// Polls in a row in which no frame moved, and sleeps of its worker that it slept through.
+    pub(crate) empty_polls: u32,
     /// Its part in pauses ([`crate::worker::moderation`]).
     pub(crate) share: Share,
     /// Its notifications are enabled, and it is not polled until a kick or frames from another lane arrive.
@@ -289,7 +289,8 @@ impl Lanes {
         drop(others);
         if can_idle {
             slot.empty_polls += 1;
-            if slot.empty_polls.is_multiple_of(IDLE_AFTER) {
+            if slot.empty_polls >= IDLE_AFTER {
+                slot.empty_polls = 0;
                 self.try_idle(at);
             }
         }

@@ -636,6 +636,31 @@ fn lane_asleep_for_long_becomes_idle_if_it_may() {
     assert_eq!(three.worker.lanes.awake, [0]);
 }
 
+/// All lanes wake each time the worker stays awake. Without this, guests that connect one after the other would be polled
+/// for hundreds of those times.
+#[test]
+fn sleeps_count_until_a_lane_becomes_idle_even_if_it_wakes_without_work_in_between() {
+    let mut three = ThreeLanes::new();
+    for _ in 0..60 {
+        for _ in 0..5 {
+            three.ring(1);
+            three.worker.rest(Instant::now(), true);
+            three.worker.poll(None);
+        }
+        let Worker {
+            sleeping,
+            lanes,
+            progress,
+            ..
+        } = &mut three.worker;
+        sleeping.end(lanes, progress);
+        three.worker.poll(None);
+    }
+    three.polls();
+    three.worker.poll(None);
+    assert_eq!(three.polls(), [0, 1, 1], "the third may not become idle");
+}
+
 #[test]
 fn worker_with_single_rounds_between_sleeps_looks_for_no_more_work() {
     let mut three = ThreeLanes::new();
