@@ -251,11 +251,17 @@ impl Throttle {
         self.last
     }
 
-    /// Returns the cost of a frame that was not sent after all. It is retried, and frames behind it do not wait for it.
+    /// Returns the costs of frames that were not sent after all, in one sum: that of a run was taken so, and each cost is
+    /// rounded up. They are retried, and frames behind them do not wait for them.
     #[inline]
-    pub(crate) fn give_back(&mut self, cost: Cost) {
-        if let (Some(limit), 1..) = (&self.limit, cost.frames) {
-            limit.give_back(cost);
+    pub(crate) fn give_back(&mut self, costs: &[Cost]) {
+        let Some(limit) = &self.limit else { return };
+        let sum = costs.iter().fold(Cost::default(), |sum, cost| Cost {
+            frames: sum.frames + cost.frames,
+            bytes: sum.bytes + cost.bytes,
+        });
+        if sum.frames > 0 {
+            limit.give_back(sum);
             self.until = None;
         }
     }

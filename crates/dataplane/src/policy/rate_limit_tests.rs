@@ -253,6 +253,30 @@ fn policer_returns_what_it_took() {
     assert!(allows(&mut policer, len) && !allows(&mut policer, 1));
 }
 
+/// A frame of 1,006 bytes takes 515.07 units of time here, rounded up once for a run.
+#[test]
+fn frames_of_a_run_that_are_not_sent_return_as_much_as_they_took() {
+    let bits = Some(Rate {
+        per_second: 1_000_000_000_000,
+        burst: 1 << 20,
+    });
+    let now = Ticks::now();
+    let wait_after = |sent: u64, returned: usize| {
+        let limit = RateLimit::new(Rates { bits, packets: None }).expect("one");
+        let mut throttle = Throttle::default();
+        throttle.set(Some(&limit));
+        throttle.now = Some(now);
+        throttle.charge(Cost::of(sent, sent * 1006));
+        throttle.give_back(&vec![Cost::frame(1006); returned]);
+        let burst = Cost::of(0, (1 << 20) / 8);
+        limit
+            .take(burst, now)
+            .expect_err("not all of it is left")
+            .duration()
+    };
+    assert_eq!(wait_after(60, 59), wait_after(1, 0));
+}
+
 /// A limit is for what a guest sends, whatever becomes of it, as those of `tc` (`police`) and Open vSwitch are.
 #[test]
 fn frames_that_are_lost_because_the_link_is_down_count() {

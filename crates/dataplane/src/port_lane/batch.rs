@@ -189,9 +189,9 @@ impl<O: OwnQueue> PortLane<O> {
     #[inline]
     fn give_back_costs(&mut self, done: usize) {
         if self.sender.throttle.is_on() {
-            let throttle = &mut self.sender.throttle;
-            let back = self.costs.drain(..).skip(done);
-            back.for_each(|cost| throttle.give_back(cost));
+            let returned = self.costs.get(done..).unwrap_or_default();
+            self.sender.throttle.give_back(returned);
+            self.costs.clear();
         }
     }
 
