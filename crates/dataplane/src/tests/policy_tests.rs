@@ -362,6 +362,40 @@ fn limits_hold_for_a_guest_with_a_queue_of_its_own() {
     }
 }
 
+/// Most of these frames are charged a run at a time, the last ones one by one.
+#[test]
+fn exactly_as_many_frames_pass_as_the_limits_of_a_guest_with_a_queue_of_its_own_allow() {
+    let hundred = Rates {
+        bits: Some(Rate {
+            per_second: 1,
+            burst: 100 * 1000 * 8,
+        }),
+        packets: None,
+    };
+    for placement in PLACEMENTS {
+        let (mut guest, mut lane, wire) = own_queue(Over::new(placement, 64), Offloads::NONE);
+        lane.set_limits(&PortLimits::new(PortRates {
+            from_guest: hundred,
+            to_guest: hundred,
+        }));
+        let frame = datagram(MAC, IP, 1, 1000);
+        guest.post(160);
+        (0..150).for_each(|_| _ = guest.send(&frame));
+        for _ in 0..5 {
+            if placement != Placement::Direct {
+                (0..30).for_each(|_| wire.lock().expect("no panic").arrive(&frame));
+            }
+            (0..4).for_each(|_| _ = lane.poll(&mut Others::default()).expect("no fault"));
+        }
+        assert_eq!(sent(&wire).len(), 100, "{placement:?}");
+        assert_eq!(guest.counters.from_guest_limit_waits.get(), 1, "{placement:?}");
+        if placement != Placement::Direct {
+            assert_eq!(guest.got().len(), 100, "{placement:?}");
+            assert_eq!(guest.counters.to_guest_limit.get(), 50, "{placement:?}");
+        }
+    }
+}
+
 #[test]
 fn gso_packet_of_a_guest_with_a_queue_of_its_own_costs_its_segments() {
     let packets = Some(Rate {
