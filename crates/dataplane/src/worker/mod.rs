@@ -105,8 +105,8 @@ pub(crate) enum Command {
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
     /// Change this lane, between two rounds. The answer: what other workers have to know ([`Slot::refresh`]).
     Change(LaneId, Change, Sender<Option<bool>>),
-    /// The FDB of a network.
-    Fdb(Arc<str>, Arc<Fdb>),
+    /// The FDB of a network; `None`: the network is gone.
+    Fdb(Arc<str>, Option<Arc<Fdb>>),
     /// A change of a network's lanes of other workers; answered once it is in effect.
     Spread(LanesChange, Sender<usize>),
     /// A lane of another worker has left frames in this lane that only this worker delivers.
@@ -537,7 +537,10 @@ impl Worker {
                     let _ = done.send(news);
                 }
                 Ok(Command::Fdb(network, fdb)) => {
-                    self.lanes.fdbs.insert(network, fdb);
+                    match fdb {
+                        Some(fdb) => self.lanes.fdbs.insert(network, fdb),
+                        None => self.lanes.fdbs.remove(&network),
+                    };
                     is_stale = true;
                 }
                 Ok(Command::Spread(change, done)) => {

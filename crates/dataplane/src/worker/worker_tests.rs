@@ -12,6 +12,7 @@ use crate::fdb::forwarding::Forwarding;
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::role::Role;
 use crate::lane::shared::Shared;
+use crate::lane::spread::SharedLane;
 use crate::lane::{Stopped, Work};
 use crate::port_lane::PortLane;
 use crate::tests::no_allocation_tests::{ROUNDS, allocations};
@@ -208,6 +209,43 @@ fn forwarding_state_of_many_lanes_takes_hardly_more_allocations_than_that_of_few
     };
     let [few, many] = [10, 1000].map(rebuild);
     assert!(many < few + 20, "{few} with 10 lanes, {many} with 1,000");
+}
+
+#[test]
+fn nothing_of_lanes_and_networks_that_are_gone_stays_with_any_worker() {
+    let (mut worker, handle) = worker();
+    let send = |command| handle.send(command);
+    let role = Role::Member {
+        network: "lan".into(),
+        port: PortNumber(0),
+        pair: 0,
+    };
+    send(Command::Fdb("lan".into(), Some(Arc::default())));
+    let new = lane(0, true, &[]);
+    let mail: Arc<dyn LaneWorker> = Arc::clone(&handle.mail) as _;
+    let remote = SharedLane::of(&*new.lane, (LaneId(2), &role), mail);
+    send(Command::Add(LaneId(1), NewLane { role, ..new }, Arc::default()));
+    let changes = [
+        LanesChange::Add(remote),
+        LanesChange::Remove(LaneId(2)),
+        LanesChange::Refresh(LaneId(2), true),
+    ];
+    for change in changes {
+        send(Command::Spread(change, mpsc::channel().0));
+    }
+    send(Command::Remove(LaneId(1), mpsc::channel().0));
+    send(Command::Wake(LaneId(1)));
+    send(Command::Blame(LaneId(1), Fault::CallBlocks));
+    send(Command::Fdb("lan".into(), None));
+    assert!(worker.read_mail());
+    let lanes = &worker.lanes;
+    let left = [
+        lanes.slots.len(),
+        lanes.awake.len(),
+        lanes.fdbs.len(),
+        lanes.remote.len(),
+    ];
+    assert_eq!(left, [0; 4]);
 }
 
 /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.

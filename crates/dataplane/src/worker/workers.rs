@@ -267,10 +267,10 @@ impl Workers {
         self.wait(answers);
     }
 
-    /// Sends the FDB of a network to all workers.
-    pub fn set_fdb(&self, network: &Arc<str>, fdb: &Arc<Fdb>) {
+    /// Sends the FDB of a network to all workers; `None`: the network is gone.
+    pub fn set_fdb(&self, network: &Arc<str>, fdb: Option<&Arc<Fdb>>) {
         for handle in &self.handles {
-            handle.send(Command::Fdb(Arc::clone(network), Arc::clone(fdb)));
+            handle.send(Command::Fdb(Arc::clone(network), fdb.cloned()));
         }
     }
 

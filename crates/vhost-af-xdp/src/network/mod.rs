@@ -360,8 +360,11 @@ impl Network {
         vec![interface.and_then(|interface| interface.link.node); uplink.lanes.len()]
     }
 
+    /// Sends the FDB to the workers. Not after the network was stopped: another one may have its name.
     fn set_fdb(&self, state: &State) {
-        self.workers.set_fdb(&self.owner, &Arc::new(fdb(state)));
+        if !state.over {
+            self.workers.set_fdb(&self.owner, Some(&Arc::new(fdb(state))));
+        }
     }
 }
 

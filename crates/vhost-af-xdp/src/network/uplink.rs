@@ -137,6 +137,7 @@ impl Network {
         let mut state = self.state();
         state.over = true;
         self.give_back(&mut state);
+        self.workers.set_fdb(&self.owner, None);
     }
 
     /// Checks the interface: it may be gone, back, down, or have another MTU. `None`: no further check is needed.

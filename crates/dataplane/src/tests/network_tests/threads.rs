@@ -58,7 +58,7 @@ impl Guest {
 fn frames_between_workers_that_sleep_are_not_slept_through() {
     let workers = Workers::start(2, &[], Waits::default()).expect("threads");
     let known = (0..2).map(|port| Some(fdb_port(port)));
-    workers.set_fdb(&NETWORK.into(), &Arc::new(Fdb::new(known.collect())));
+    workers.set_fdb(&NETWORK.into(), Some(&Arc::new(Fdb::new(known.collect()))));
     // Lanes leave, and others come.
     for rounds in [2000, 100] {
         let (one, at) = Guest::new(&workers, 0);

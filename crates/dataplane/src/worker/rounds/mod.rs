@@ -244,7 +244,7 @@ impl Rounds {
         }
         let fdb = Arc::new(fdb);
         for handle in &handles {
-            handle.send(Command::Fdb(NETWORK.into(), Arc::clone(&fdb)));
+            handle.send(Command::Fdb(NETWORK.into(), Some(Arc::clone(&fdb))));
         }
         let filter = PortFilter::new(&filter(match path.checks {
             Checks::Rules(rules) => rules,
