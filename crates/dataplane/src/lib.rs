@@ -73,6 +73,11 @@
 //! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: the kernel gets the
 //!    buffers before frames arrive; afterwards only used elements are written.
 
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "the documentation is for readers of the code"
+)]
+
 pub mod backend;
 pub mod direct;
 pub mod fdb;

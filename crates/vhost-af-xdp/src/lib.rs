@@ -241,13 +241,13 @@ fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
 }
 
 fn reset_workers(control: Option<&Path>) -> anyhow::Result<()> {
-    change_all(control, |_| true, "no daemon found", &Change::ResetWorkers)
+    change_found(control, |_| true, "no daemon found", &Change::ResetWorkers)
 }
 
 fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
     let has_file = |status: &Status| status.configuration.is_some();
     let none = "no daemon found that was started with --config";
-    change_all(args.control.as_deref(), has_file, none, &Change::Reload)
+    change_found(args.control.as_deref(), has_file, none, &Change::Reload)
 }
 
 /// Control sockets of daemons whose status fits, or that are of another release. Others are ignored: killed daemons
@@ -264,7 +264,7 @@ fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
 
 /// Changes the daemon at `control`, or without it all whose status fits, and prints what was done.
 /// Errors: what failed, a line each; `none`: there is no such daemon.
-fn change_all(
+fn change_found(
     control: Option<&Path>,
     is_meant: fn(&Status) -> bool,
     none: &str,

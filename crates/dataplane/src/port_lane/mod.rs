@@ -18,7 +18,7 @@
 //! always enabled (VirtIO 1.3, 5.1.6.5.5).
 //!
 //! A frame waits in its sender's queue until the destination has room, but not for long: while a guest takes no frames
-//! for some time, further frames to it are dropped ([`Pending::may_wait`]). Multicast waits for no guest.
+//! for some time, further frames to it are dropped ([`Passing::may_wait`]). Multicast waits for no guest.
 
 pub(crate) mod batch;
 pub(crate) mod checks;

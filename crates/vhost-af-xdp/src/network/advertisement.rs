@@ -167,7 +167,7 @@ impl Network {
             "addresses of guests are not advertised to other hosts",
             "addresses of guests are advertised to other hosts",
         ];
-        self.note_reason(&mut state.advertised.impaired, why, texts);
+        self.store_reason(&mut state.advertised.impaired, why, texts);
     }
 }
 

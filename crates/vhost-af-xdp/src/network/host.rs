@@ -159,7 +159,7 @@ impl Network {
         let host = &mut state.host;
         host.retry.record(reached.is_ok(), Instant::now());
         let texts = ["guests do not reach the host", ""];
-        self.note_reason(&mut host.impaired, reached.err().map(with_sources), texts);
+        self.store_reason(&mut host.impaired, reached.err().map(with_sources), texts);
     }
 
     /// Closes the device, which removes it.

@@ -106,8 +106,8 @@ impl Network {
         }
         let why = (!why.is_empty()).then_some(why);
         let texts = ["guests are cut off", "no guest is cut off any more"];
-        if self.note_reason(&mut state.named.refused, why, texts) {
-            self.journal(state.named.refused.clone());
+        if self.store_reason(&mut state.named.refused, why, texts) {
+            self.record_impaired(state.named.refused.clone());
         }
     }
 }

@@ -423,9 +423,9 @@ impl Network {
             "the underlay is not used, the kernel encapsulates",
             "the underlay is used",
         ];
-        if self.note_reason(&mut state.underlay.impaired, why, texts) {
+        if self.store_reason(&mut state.underlay.impaired, why, texts) {
             let why = state.underlay.impaired.as_ref();
-            self.journal(why.map(|why| format!("the underlay is not used: {why}")));
+            self.record_impaired(why.map(|why| format!("the underlay is not used: {why}")));
         }
     }
 }

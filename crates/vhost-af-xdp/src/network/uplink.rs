@@ -507,14 +507,14 @@ impl Network {
     /// Stores the result of the set-up; logs a change.
     pub(super) fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
         let why = done.err().map(|error| error.to_string());
-        if self.note_reason(&mut state.impaired, why, ["no uplink", ""]) {
-            self.journal(state.impaired.clone());
+        if self.store_reason(&mut state.impaired, why, ["no uplink", ""]) {
+            self.record_impaired(state.impaired.clone());
         }
     }
 
     /// Stores why something does not work, or `None`. Logs a change: `lost` and the reason, or `back` if it is not empty.
     /// Returns whether the reason has changed.
-    pub(super) fn note_reason(
+    pub(super) fn store_reason(
         &self,
         reason: &mut Option<String>,
         why: Option<String>,
@@ -533,7 +533,7 @@ impl Network {
     }
 
     /// Records that the network is impaired, or is not any more.
-    pub(super) fn journal(&self, why: Option<String>) {
+    pub(super) fn record_impaired(&self, why: Option<String>) {
         let what = match why {
             Some(_) => What::Impaired,
             None => What::Recovered,

@@ -59,7 +59,7 @@ impl Interface {
         self.entries.insert(queues.start, entries);
         self.accept_stations(queues.start);
         self.look_below();
-        let installed = kernel(installed).and_then(|()| match ring {
+        let installed = installed.map_err(by_kernel).and_then(|()| match ring {
             Some(ring) => self
                 .open_network(queues.clone(), ring)
                 .map_err(|text| Reason::Kernel.because(text)),
@@ -105,9 +105,14 @@ impl Interface {
                 hints: conf.hints && hints,
                 ..conf
             };
-            return kernel(self.program()?.activate_own_map(queue, map, conf));
+            return self
+                .program()?
+                .activate_own_map(queue, map, conf)
+                .map_err(by_kernel);
         }
-        kernel(self.program()?.activate_judged(queue, conf, hints))
+        self.program()?
+            .activate_judged(queue, conf, hints)
+            .map_err(by_kernel)
     }
 
     /// Applies other addresses and VLANs that the policy names for the lease of these queues: removes NIC rules that it
@@ -132,14 +137,14 @@ impl Interface {
     /// Sends frames to the host.
     pub(crate) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
         match &self.program {
-            Some(program) => kernel(program.deactivate_queue(queue)),
+            Some(program) => program.deactivate_queue(queue).map_err(by_kernel),
             None => Ok(()),
         }
     }
 
     /// The program's counters.
     pub(crate) fn counters(&self, queue: u32) -> Result<QueueCounters, Refusal> {
-        kernel(self.program()?.counters(queue))
+        self.program()?.counters(queue).map_err(by_kernel)
     }
 
     /// Reserves queues for a lease of a previous steward; false if that is not possible.
@@ -207,8 +212,4 @@ pub(crate) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(
     let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
     host::nic::tags::check_tags(name, &wanted.filter, may_restore)
         .map_err(|text| Reason::NoInterface.because(text))
-}
-
-fn kernel<T>(result: anyhow::Result<T>) -> Result<T, Refusal> {
-    result.map_err(by_kernel)
 }
