@@ -1,5 +1,6 @@
 //! Networks with an underlay: which frames pass by it and which by the kernel, when the kernel's tables, the devices, the
-//! policy and the programs change.
+//! policy and the programs change. Which frames need the kernel is tested in crate `dataplane`
+//! (`tests/network_tests/underlay.rs`).
 //!
 //! Most tests change something on host 0, and look at guest 0, which a daemon serves, and guest 2 of another host, which
 //! the kernel does.
@@ -13,16 +14,13 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use serde_json::Value;
-use testkit::driver::F_HOST_ALL;
-use testkit::frame::{assert_same, sum_ipv4, udp, vxlan};
-use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::frame::{sum_ipv4, udp, vxlan};
 use testkit::lan::{self, frame, mac, once, tagged, telling};
 use testkit::overlay::{Host, NIC, Overlay, Station, Underlay, VXLAN, text};
 use testkit::{Daemon, DriverConfig, PacketPort, Serve, assert_soon, require, wait};
 
 use super::{HOSTS, MOVER, World, connect};
 use crate::network_policy::{policy, read_policy};
-use crate::offload_kernel::cut;
 use crate::queues::queues_of;
 use crate::status::status_text;
 
@@ -198,14 +196,7 @@ fn entry_moves_to_another_server_while_frames_pass() {
 #[test]
 fn frames_that_need_more_than_headers_pass_by_the_kernel() {
     require!(Root);
-    let mut world = World::new(Underlay::BY_XDP, &Serve::file(), &DriverConfig::with(F_HOST_ALL));
-    world.by_xdp[0] = false;
-    // To all.
-    for (from, to) in [(0, 2), (2, 0)] {
-        let before = world.counted(from, to);
-        world.assert_delivers_to_all(from, 60);
-        assert_eq!(world.counted(from, to), before);
-    }
+    let mut world = World::by_xdp(&Serve::file());
     // To an unknown address.
     let [host, other] = world.ends();
     let entry = format!("{} dev {VXLAN} dst {}", text(mac(2)), other.address());
@@ -214,20 +205,6 @@ fn frames_that_need_more_than_headers_pass_by_the_kernel() {
     world.assert_leaves(false);
     world.ends()[0].bridge(&format!("fdb add {entry}"));
     world.await_followed(0);
-    world.assert_leaves(true);
-    // To be cut.
-    let before = world.counted(0, 2);
-    let packet = GsoPacket::tcp(Ip::V4(0), 40_000);
-    let request = packet.request(1000);
-    let bytes = [&mac(2)[..], &mac(0), &packet.bytes()[12..]].concat();
-    // And so is a frame behind it, until there is none for a while.
-    let behind = frame(mac(2), mac(0), 100, 1);
-    world.send_gso(0, &bytes, &request, &[&behind]);
-    for segment in cut(&bytes, &request).iter().chain([&behind]) {
-        assert_same(&world.stations[2].received(), segment);
-    }
-    assert_eq!(world.counted(0, 2), before);
-    std::thread::sleep(wait::QUIET);
     world.assert_leaves(true);
     // Too long for the underlay with headers: the kernel sends fragments.
     for (number, from, to) in [(0, 0, 2), (2, 2, 0)] {
