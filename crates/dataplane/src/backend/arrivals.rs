@@ -246,7 +246,7 @@ impl Arrivals {
             let left = queue.nic.received().min(BATCH);
             let most = || Cost::most(left, queue.umem.max_frame_bytes());
             let admits_all = admission.filter.is_none() && admission.policer.has(most);
-            if admits_all && !self.untags && !is_read {
+            if admits_all && !self.untags && !is_read && !self.refused {
                 let NicQueue {
                     nic,
                     umem,

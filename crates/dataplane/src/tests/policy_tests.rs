@@ -397,6 +397,36 @@ fn exactly_as_many_frames_pass_as_the_limits_of_a_guest_with_a_queue_of_its_own_
 }
 
 #[test]
+fn rest_of_a_frame_beyond_the_limit_is_no_frame_once_the_limit_is_gone() {
+    for placement in [Placement::Copy, Placement::SendDirect] {
+        let (mut guest, mut lane, wire) = own_queue(Over::new(placement, 64), Offloads::NONE);
+        let packets = Some(Rate {
+            per_second: 1,
+            burst: 1,
+        });
+        lane.set_limits(&PortLimits::new(PortRates {
+            to_guest: Rates { bits: None, packets },
+            ..PortRates::default()
+        }));
+        guest.post(8);
+        let frame = datagram(MAC, IP, 9, 1000);
+        let mut got_after = |lane: &mut dyn Lane, piece: &[u8], more| {
+            let mut wire = wire.lock().expect("no panic");
+            wire.arrive(piece);
+            wire.received.back_mut().expect("just now").more = more;
+            drop(wire);
+            lane.poll(&mut Others::default()).expect("no fault");
+            guest.got().len()
+        };
+        assert_eq!(got_after(&mut *lane, &frame, false), 1, "{placement:?}");
+        assert_eq!(got_after(&mut *lane, &frame[..500], true), 0, "{placement:?}");
+        lane.set_limits(&PortLimits::new(PortRates::default()));
+        assert_eq!(got_after(&mut *lane, &frame[500..], false), 0, "{placement:?}");
+        assert_eq!(got_after(&mut *lane, &frame, false), 1, "{placement:?}");
+    }
+}
+
+#[test]
 fn gso_packet_of_a_guest_with_a_queue_of_its_own_costs_its_segments() {
     let packets = Some(Rate {
         per_second: 1,
