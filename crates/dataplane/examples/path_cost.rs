@@ -134,5 +134,7 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
         }
     }
     let most = if path.frames == Frames::Gso { 65_000 } else { 1514 };
-    (60..=most).contains(&path.frame_bytes).then_some(path)
+    // Before frames of a network is the mark of their port alone.
+    let has_hints = matches!(path.frames, Frames::Hints | Frames::Tag);
+    ((60..=most).contains(&path.frame_bytes) && !(path.network && has_hints)).then_some(path)
 }

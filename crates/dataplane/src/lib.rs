@@ -65,9 +65,10 @@
 //! 1. From a queue of its own: `port_lane/exits.rs` `poll_own`, `receive`; `backend/receiver.rs` `deliver`;
 //!    `nic/chunk_tracker.rs` `accept`: checks each descriptor; `backend/metadata_reader.rs` `read`: reads XDP metadata;
 //!    `backend/arrivals.rs` `deliver_each`: delivers each frame at once, or, if others may be merged with it, by
-//!    `take_others`, `deliver_batch`.
-//! 2. From the uplink: `uplink/uplink_lane.rs` `receive`: queues each frame for its port, by `plain` if the XDP program
-//!    left only the port's mark, otherwise by `take`, `sort`; `deliver`: `backend/arrivals.rs` `deliver_waiting`.
+//!    `add_to_batch`, `deliver_batch`.
+//! 2. From the uplink: `uplink/uplink_lane.rs` `receive`: queues each frame for its port, by `inbox_by_mark` if the XDP
+//!    program left only the port's mark, otherwise by `take`, `sort`; `deliver`: `backend/arrivals.rs`
+//!    `deliver_waiting`.
 //! 3. From the host: `host/tap_lane.rs` `read`; then as frames of a guest, above.
 //! 4. `guest/to_guest.rs` `fetch`, `finish`: takes buffers, fills them, writes used elements and calls the guest.
 //! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: the kernel gets the

@@ -4,9 +4,8 @@
 //! complement sum is the same in either byte order, except that the result is byte-swapped (RFC 1071, section
 //! 2B). Parameters and results are numbers, as `u16::from_be_bytes` reads them from a frame.
 //!
-//! Bytes are added as 32-bit words to 64-bit accumulators, which no practical slice overflows, and which
-//! vector units add in parallel: the compiler uses those of the target's baseline, `avx2` is used if the
-//! processor has it.
+//! Long sums use vector units: portable code adds 32-bit words to 64-bit accumulators, which no practical slice
+//! overflows; `avx2` adds pairs of 16-bit words to 32-bit lanes, if the processor has it.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -55,7 +54,7 @@ impl Sum {
             .fold(Self::of_short(rest), |sum, &lane| sum + Self(lane))
     }
 
-    /// Adds word by word: for the bytes after the last block, and for headers.
+    /// Adds word by word: for headers and other short slices, and for the bytes after the last block.
     #[inline]
     pub(crate) fn of_short(bytes: &[u8]) -> Self {
         let (pairs, rest) = bytes.as_chunks::<8>();

@@ -276,6 +276,7 @@ impl Batch {
         frame_len: u32,
         check: impl FnOnce(&Layers) -> Option<Verdict>,
     ) -> Option<[u8; 10]> {
+        debug_assert!(self.is_empty(), "it would overtake frames of its flow");
         let Some(layers) = layers::parse(headers, frame_len) else {
             return Some([0; 10]);
         };

@@ -6,9 +6,10 @@
 //! `rx_fill_ring_empty_descs`). Chunks return to the NIC when the whole batch is delivered. Until then they are kept in
 //! the queue ([`NicQueue::received`]), where the guest's next lane finds them.
 //!
-//! A frame in one piece that no other one can be merged with goes straight into the guest's buffers, unless frames before
-//! it wait. Without rules and metadata, and while a rate limit has room for a batch, one loop copies such frames. The
-//! others are added to a batch.
+//! A frame in one piece that no other one can be merged with goes straight into the guest's buffers, unless frames
+//! before it wait. Without rules and metadata, and while a rate limit has room for a batch, one loop does so
+//! (`deliver_each`), also for frames from an inbox of an uplink; otherwise each frame is checked first (`take_batch`). A
+//! frame that may be merged goes into a batch, with the frames behind it.
 
 #![allow(unsafe_code)]
 
@@ -83,8 +84,8 @@ fn admits(
     admission.policer.allows(|| Cost::frame(piece.len), counters)
 }
 
-/// The virtio-net header of a frame that is delivered at once, as no other one is merged with it. `None`: it is in
-/// several pieces, may be merged, or has a checksum to complete.
+/// The virtio-net header of a frame in one piece that is delivered at once, as no other one is merged with it. `None`:
+/// it may be merged, or has a checksum to complete.
 #[inline]
 fn header_alone(
     batch: &Batch,
@@ -104,13 +105,13 @@ fn header_alone(
     offload.map(|offload| with_buffers(offload, 1))
 }
 
-/// Frames that a NIC received, of which each is checked.
-struct Accepted<'a, I> {
+/// Pieces that a NIC received, each checked by the tracker.
+struct Checked<'a, I> {
     received: I,
     tracker: &'a mut ChunkTracker,
 }
 
-impl<I: ExactSizeIterator<Item = RxDesc>> Iterator for Accepted<'_, I> {
+impl<I: ExactSizeIterator<Item = RxDesc>> Iterator for Checked<'_, I> {
     type Item = Result<RxDesc, Unexpected>;
 
     // Inline in each loop: a call would store and load the result, once per frame.
@@ -125,7 +126,7 @@ impl<I: ExactSizeIterator<Item = RxDesc>> Iterator for Accepted<'_, I> {
     }
 }
 
-impl<I: ExactSizeIterator<Item = RxDesc>> ExactSizeIterator for Accepted<'_, I> {}
+impl<I: ExactSizeIterator<Item = RxDesc>> ExactSizeIterator for Checked<'_, I> {}
 
 /// Frames that wait for a guest's buffers; those that are not taken stay.
 struct Waiting<'a>(&'a mut VecDeque<RxDesc>);
@@ -223,8 +224,8 @@ impl Arrivals {
     ) -> Result<(), Fault> {
         let mut waits = self.finish_batch((received, empty), umem, delivery)?;
         if !waits {
-            let mut policer = Policer::default();
-            waits = self.deliver_each(Waiting(waiting), (received, empty), umem, delivery, &mut policer)?;
+            let policer = &mut Policer::default();
+            waits = self.deliver_each(Waiting(waiting), (received, empty), umem, delivery, policer)?;
         }
         self.short = waits && delivery.is_short();
         Ok(())
@@ -255,9 +256,8 @@ impl Arrivals {
                     empty,
                     ..
                 } = queue;
-                let received_now = nic.from_nic(left);
-                let incoming = Accepted {
-                    received: received_now,
+                let incoming = Checked {
+                    received: nic.from_nic(left),
                     tracker,
                 };
                 let policer = &mut admission.policer;
@@ -274,8 +274,9 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Takes at most a batch of frames from the NIC, and inserts or removes their tags as the guest expects it. Delivers
-    /// frames at once as long as each is in one piece and fits one buffer, and nothing else reads them.
+    /// Takes at most a batch of frames from the NIC, and inserts or removes their tags as the guest expects it.
+    /// Delivers a frame at once if none before it waits, it is in one piece that fits one buffer, and no other one can
+    /// be merged with it.
     fn take_batch<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,
@@ -319,11 +320,10 @@ impl Arrivals {
             let is_delivered = may_get
                 && goes_at_once
                 && arrival.as_ref().is_ok_and(|piece| {
-                    let header = match self.looks {
+                    delivery.whole(umem, piece, |piece| match self.looks {
                         None => Some(IN_ONE_BUFFER),
                         Some(looks) => header_alone(&self.batch, looks, piece, umem),
-                    };
-                    header.is_some_and(|header| delivery.whole(umem, piece, header))
+                    })
                 });
             if may_get && !is_delivered {
                 self.push(arrival, received, umem, counters);
@@ -335,7 +335,8 @@ impl Arrivals {
     }
 
     /// Delivers frames that the guest may get and that have no metadata, as far as it has buffers: each at once, except
-    /// those that may be merged. True if one waits for buffers. A separate function, so that the loop has all registers.
+    /// those that may be merged. True if one waits for buffers. A separate function, so that the loop has all
+    /// registers.
     #[inline(never)]
     fn deliver_each(
         &mut self,
@@ -359,7 +360,7 @@ impl Arrivals {
             self.taken += frames;
             policer.charge(Cost::of(frames, delivery.bytes() - bytes));
             let Some(other) = other else { continue };
-            self.take_others(other, &mut incoming, received, (umem, delivery.counters), policer);
+            self.add_to_batch(other, &mut incoming, received, (umem, delivery.counters), policer);
             if self.finish_batch((received, empty), umem, delivery)? {
                 return Ok(true);
             }
@@ -367,9 +368,10 @@ impl Arrivals {
         Ok(false)
     }
 
-    /// Adds to the batch a piece that cannot be delivered at once, and as many further ones as may be merged with it.
+    /// Adds to the batch a piece that cannot be delivered at once, and the pieces behind it until the batch is full,
+    /// since some may be merged. If nothing is looked for in frames, adds only that piece.
     #[inline(never)]
-    fn take_others(
+    fn add_to_batch(
         &mut self,
         first: Result<RxDesc, Unexpected>,
         incoming: &mut impl Iterator<Item = Result<RxDesc, Unexpected>>,
@@ -563,7 +565,7 @@ impl Arrivals {
         let frame = self.frames[run.first()];
         let first = usize::from(frame.first);
         if (run.frames(), frame.pieces) == (1, 1)
-            && delivery.whole(umem, &received[first], with_buffers(offload, 1))
+            && delivery.whole(umem, &received[first], |_| Some(with_buffers(offload, 1)))
         {
             return;
         }

@@ -18,11 +18,10 @@ use xsk::{MemoryPart, RxDesc, TxDesc, Umem, UmemMemory, UmemOffset};
 use device::pair::{HEADER_BYTES, Piece};
 
 /// Frames of the minimum length have 60 bytes without their checksum, and switching by address reads the first 64 of
-/// each: most copies have 32 to 64 bytes.
-const SHORT: usize = 64;
-/// A copy of 32 to 64 bytes is four copies of [`PART`] bytes, which may overlap.
-const HALF: usize = SHORT / 2;
+/// each: most copies have 32 to 64 bytes, and are four copies of [`PART`] bytes, which may overlap.
 const PART: usize = size_of::<u128>();
+const HALF: usize = 2 * PART;
+const SHORT: usize = 4 * PART;
 
 /// Guest RAM with the bounce area behind it, as memory for a UMEM (direct placement).
 pub struct GuestRam(pub std::sync::Arc<MemoryMap>);
@@ -260,10 +259,10 @@ fn put_header(header: [u8; HEADER_BYTES as usize], target: NonNull<u8>, offset: 
 fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
     match len {
         0 => {}
-        // SAFETY: as in `copy`; of any alignment, and all parts, which may overlap, are in
-        // the ranges. All is read before it is written, so these may overlap.
+        // SAFETY: as in `copy`; of any alignment, and all parts are in the ranges. All is read before it is written, so
+        // the ranges may overlap.
         HALF..=SHORT => unsafe {
-            let parts = [0, PART, len - 2 * PART, len - PART];
+            let parts = [0, PART, len - HALF, len - PART];
             let copies = parts.map(|at| source.add(at).cast::<u128>().read_unaligned());
             for (at, copy) in parts.into_iter().zip(copies) {
                 target.add(at).cast::<u128>().write_unaligned(copy);

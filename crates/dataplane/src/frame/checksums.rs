@@ -184,17 +184,6 @@ pub(crate) fn first_bytes<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] 
 }
 
 /// The sum of what a checksum covers; `None` if a piece is not where it should be.
-#[inline]
-fn sum(pieces: &[RxDesc], umem: &Umem, of: &Unfinished) -> Option<Sum> {
-    if let [piece] = pieces {
-        // SAFETY: as in `first_bytes`.
-        let bytes = unsafe { received_bytes(umem, piece) }?;
-        let covered = bytes.get(usize::from(of.at.start)..of.end as usize)?;
-        return Some(Sum::of(covered));
-    }
-    sum_of_pieces(pieces, umem, of)
-}
-
 #[cold]
 fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, of: &Unfinished) -> Option<Sum> {
     let mut all = Sum::default();
@@ -221,7 +210,7 @@ fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, of: &Unfinished) -> Option<Sum>
 #[inline(never)]
 pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, unfinished: &Unfinished) {
     // The field holds the sum of the pseudo-header, so the sum over it is that of all.
-    let Some(sum) = sum(pieces, umem, unfinished) else {
+    let Some(sum) = sum_of_pieces(pieces, umem, unfinished) else {
         return;
     };
     let at = unfinished.at;

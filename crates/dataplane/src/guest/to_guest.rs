@@ -247,11 +247,7 @@ impl<'a> Delivery<'a> {
                     break;
                 }
             };
-            let Some(header) = header(&piece) else {
-                other = Some(Ok(piece));
-                break;
-            };
-            if !to.write_whole(umem, &piece, chain, buffer, header) {
+            if !to.write_whole(umem, &piece, (chain, buffer), &header) {
                 other = Some(Ok(piece));
                 break;
             }
@@ -268,15 +264,20 @@ impl<'a> Delivery<'a> {
         other
     }
 
-    /// Does the same for one frame, with this header. False: the frame is not of that kind, and nothing is done.
+    /// Does the same for one frame. False: the frame is not of that kind, and nothing is done.
     #[inline]
-    pub(crate) fn whole(&mut self, umem: &Umem, piece: &RxDesc, header: [u8; HEADER_BYTES as usize]) -> bool {
+    pub(crate) fn whole(
+        &mut self,
+        umem: &Umem,
+        piece: &RxDesc,
+        header: impl Fn(&RxDesc) -> Option<[u8; HEADER_BYTES as usize]>,
+    ) -> bool {
         let Some(chain) = self.chains.chains.get_mut(self.next) else {
             return false;
         };
         let buffer = self.chains.buffers[chain.first as usize];
         let Vring { queue, guest, .. } = &mut *self.vring;
-        if !GuestMemory::of(guest).write_whole(umem, piece, chain, buffer, header) {
+        if !GuestMemory::of(guest).write_whole(umem, piece, (chain, buffer), header) {
             return false;
         }
         queue.push_used(chain.id, chain.writable_bytes);
@@ -565,21 +566,22 @@ impl<'a> GuestMemory<'a> {
     }
 
     /// Writes a frame in one piece into a chain of one buffer, and stores in the chain how many bytes that are. False:
-    /// the frame or chain is not of that kind, and nothing is done. Inline: a call would store and load all its
-    /// arguments, once per frame.
+    /// the frame or chain is not of that kind, or there is no `header` for it, and nothing is done. Inline: a call would
+    /// store and load all its arguments, once per frame.
     #[inline(always)]
     fn write_whole(
         self,
         umem: &Umem,
         piece: &RxDesc,
-        chain: &mut Chain,
-        buffer: Buffer,
-        header: [u8; HEADER_BYTES as usize],
+        (chain, buffer): (&mut Chain, Buffer),
+        header: impl Fn(&RxDesc) -> Option<[u8; HEADER_BYTES as usize]>,
     ) -> bool {
         let written = piece.len + HEADER_BYTES;
         if piece.more || chain.writable != 1 || buffer.len < written || !self.has_short_header {
             return false;
         }
+        // Last, because it may read the whole frame.
+        let Some(header) = header(piece) else { return false };
         let bytes = UmemRange::of(piece);
         if frame_to_guest(umem, bytes, self.memory, buffer.offset, header).is_none() {
             return false;

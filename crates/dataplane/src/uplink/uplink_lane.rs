@@ -149,13 +149,13 @@ impl<N: Lent> UplinkLane<N> {
             self.carried = self.carried.wrapping_add(u64::from(piece.len));
             let more = piece.more;
             let route = match queue.tracker.accept(piece) {
-                Ok(piece) => match self.plain(queue, &piece) {
-                    Some(at) if !is_heard => {
+                Ok(piece) => match self.inbox_by_mark(queue, &piece, is_heard) {
+                    Some(at) => {
                         self.queue_for(at, piece);
                         taken += 1;
                         continue;
                     }
-                    _ => self.take(queue, piece, is_heard, siblings),
+                    None => self.take(queue, piece, is_heard, siblings),
                 },
                 Err(_) => {
                     self.counters.to_guest_stray.add(1);
@@ -172,10 +172,10 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// The inbox of a frame that is only queued: it is in one piece, the program left nothing but the mark of its port,
-    /// which takes it as it is and has room, and no filter rules and no rate limit decide about it.
+    /// which takes it as it is and has room, and no filter rules, rate limit or promiscuous ports matter.
     #[inline]
-    fn plain(&self, queue: &NicQueue<N>, piece: &RxDesc) -> Option<usize> {
-        if self.route.is_some() || piece.more {
+    fn inbox_by_mark(&self, queue: &NicQueue<N>, piece: &RxDesc, is_heard: bool) -> Option<usize> {
+        if is_heard || self.route.is_some() || piece.more {
             return None;
         }
         let mark = self.reader(queue).mark_only(piece)?;
