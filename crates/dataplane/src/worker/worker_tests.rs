@@ -573,6 +573,17 @@ struct ThreeLanes {
 }
 
 impl ThreeLanes {
+    /// The worker stays awake after a sleep.
+    fn stay_awake(&mut self) {
+        let Worker {
+            sleeping,
+            lanes,
+            progress,
+            ..
+        } = &mut self.worker;
+        sleeping.end(lanes, progress);
+    }
+
     fn new() -> Self {
         let (mut worker, handle) = worker();
         let network: Arc<str> = "lan".into();
@@ -660,13 +671,7 @@ fn lane_asleep_for_long_becomes_idle_if_it_may() {
             && three.worker.lanes.slots[2].is_idle
             && !three.worker.lanes.slots[1].is_idle
     );
-    let Worker {
-        sleeping,
-        lanes,
-        progress,
-        ..
-    } = &mut three.worker;
-    sleeping.end(lanes, progress);
+    three.stay_awake();
     assert_eq!(three.worker.lanes.awake, [1, 2]);
     // Its event is heard nevertheless.
     three.ring(0);
@@ -674,8 +679,8 @@ fn lane_asleep_for_long_becomes_idle_if_it_may() {
     assert_eq!(three.worker.lanes.awake, [0]);
 }
 
-/// All lanes wake each time the worker stays awake. Without this, guests that connect one after the other would be polled
-/// for hundreds of those times.
+/// All lanes wake each time the worker stays awake. If that reset the count of sleeps, each guest that connects would
+/// cause polls of hundreds of others.
 #[test]
 fn sleeps_count_until_a_lane_becomes_idle_even_if_it_wakes_without_work_in_between() {
     let mut three = ThreeLanes::new();
@@ -685,13 +690,7 @@ fn sleeps_count_until_a_lane_becomes_idle_even_if_it_wakes_without_work_in_betwe
             three.worker.rest(Instant::now(), true);
             three.worker.poll(None);
         }
-        let Worker {
-            sleeping,
-            lanes,
-            progress,
-            ..
-        } = &mut three.worker;
-        sleeping.end(lanes, progress);
+        three.stay_awake();
         three.worker.poll(None);
     }
     three.polls();
